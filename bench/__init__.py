@@ -1,0 +1,1 @@
+"""The benchmark programs behind `mtp-serve bench`; they talk to servers as clients do."""

@@ -1,0 +1,1 @@
+"""Configuration files and the schema that composes each package's own settings."""

@@ -1,0 +1,1 @@
+"""The vocabulary of every process border: frozen msgspec structs, nothing else."""

@@ -1,0 +1,1 @@
+"""HTTP ingress, OpenAI schema, command line and the one place that deploys; knows no MLX."""

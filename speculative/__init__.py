@@ -1,0 +1,1 @@
+"""Drafting, verifying, accepting and rewinding tokens on MLX; knows neither requests nor policy."""
