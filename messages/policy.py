@@ -18,7 +18,6 @@ UnavailableReason = Literal["no_mtp_dispatch", "adaptive_disabled", "worker_not_
 Verdict = Literal["enable", "decline"]
 Source = Literal["measured", "restored"]
 TemperatureClass = Literal["greedy", "sampled"]
-ContextBucket = Literal["short", "medium", "long"]
 DeclineReason = Literal[
     "concurrent",
     "grammar",
@@ -165,10 +164,10 @@ class Slice(Struct, frozen=True, gc=False):
 class Sample(Struct, frozen=True, tag=True, kw_only=True):
     """The report of one finished measured request. It holds nothing of its prompt or text.
 
-    `accepted_per_position[i]` counts rounds that kept draft i (0-based), so it has block size - 1 entries that
-    never increase and sum to `accepted`. `slices` are the paired measurements, `rounds` to `emitted` totals over
-    the whole request. `draft_ms`, `verify_ms`, `overhead_ms` and the probe (`probe_rounds` one-token rounds
-    through the verify path, `probe_ms` in all) are what the original estimator is defined on.
+    `accepted_per_position[i]` counts rounds that kept draft i (0-based), so it has block size - 1 entries
+    that never increase and sum to `accepted`. `slices` are the paired measurements, `rounds` to `emitted`
+    totals over the whole request. `draft_ms`, `verify_ms`, `overhead_ms` and the probe (`probe_rounds`
+    one-token rounds through the verify path, `probe_ms` in all) are what the original estimator works on.
     """
 
     model: ModelName
@@ -186,7 +185,6 @@ class Sample(Struct, frozen=True, tag=True, kw_only=True):
     probe_ms: float = 0.0
     prompt_tokens: int = 0
     temperature: TemperatureClass = "greedy"
-    context: ContextBucket = "short"
     cancelled: bool = False
     counts: Counts = Counts()
     at_s: float = 0.0
@@ -228,7 +226,7 @@ class Gate(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class NotAttached(Struct, frozen=True, tag=True):
-    """The policy does not know the sender (it restarted, or the lease ran out): keep the gate, attach again."""
+    """The policy does not know the sender (it restarted or the lease ran out): keep the gate, attach anew."""
 
     model: ModelName
     incarnation: str
@@ -240,10 +238,10 @@ GateReply = Gate | NotAttached
 class PolicyReport(Struct, frozen=True, kw_only=True):
     """The policy's whole knowledge of one pairing (or of there being none), in the terms of the endpoint.
 
-    `acceptance_rate` is accepted over proposed. `accepted_per_position` holds fractions of rounds. The speed-up
-    is plain over MTP wall time per emitted token with its confidence interval; `original_speedup` and
-    `original_verdict` are what the original estimator says of the same samples. `replicas` counts live ones.
-    `starved_by` names the gate below the policy that has turned away every attempt so far.
+    `acceptance_rate` is accepted over proposed. `accepted_per_position` holds fractions of rounds. The
+    speed-up is plain over MTP wall time per emitted token with its confidence interval; `original_speedup`
+    and `original_verdict` are what the original estimator says of the same samples. `replicas` counts live
+    ones. `starved_by` names the gate below the policy that turned away most attempts while none got through.
     """
 
     state: State
