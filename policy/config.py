@@ -18,8 +18,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Paired rule: enable when the `confidence` interval of the speed-up lies above 1 + `margin`, decline when
     it lies below 1. A request needs `min_rounds_per_sample` rounds and `min_plain_tokens` plain tokens to
-    qualify, weighs at most `max_rounds_per_sample` rounds, and profiling ends at `cap_rounds` rounds at
-    the latest. A slice slower than `outlier_ratio` times the median one is set aside if such are rare.
+    qualify and weighs at most `max_rounds_per_sample` rounds. At `cap_rounds` rounds profiling ends on the
+    narrower interval of `closing_confidence`, with the static default if even that is undecided. A slice
+    slower than `outlier_ratio` times the median one is set aside if such are rare.
 
     Watching a settled verdict: every `watch_every`-th request is measured while MTP is on; a declined pairing
     is tried again after `retry_every` requests, doubling up to `retry_limit`; evidence that leans against the
@@ -31,8 +32,9 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enable_threshold: float = 1.5
     decline_threshold: float = 1.0
     probe_rounds: int = 2
-    margin: float = 0.03
+    margin: float = 0.05
     confidence: float = 0.95
+    closing_confidence: float = 0.7
     min_rounds_per_sample: int = 16
     max_rounds_per_sample: int = 64
     min_plain_tokens: int = 8
@@ -60,6 +62,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _ordered(self, "min_rounds_per_sample", "max_rounds_per_sample")
         _ordered(self, "max_rounds_per_sample", "cap_rounds")
         _ordered(self, "retry_every", "retry_limit")
+        _ordered(self, "closing_confidence", "confidence")
 
 
 LEGAL_RANGES: dict[str, tuple[float, float]] = {
@@ -68,6 +71,7 @@ LEGAL_RANGES: dict[str, tuple[float, float]] = {
     "probe_rounds": (0, 16),
     "margin": (0.0, 1.0),
     "confidence": (0.5, 0.9999),
+    "closing_confidence": (0.5, 0.9999),
     "min_rounds_per_sample": (1, 1024),
     "max_rounds_per_sample": (1, 1 << 16),
     "min_plain_tokens": (1, 1024),
