@@ -196,11 +196,13 @@ Message = Attach | Renew | ExactnessFound | Sample | Detach
 class BailOut(Struct, frozen=True, kw_only=True):
     """When one request gives up a losing burst, and when it tries again.
 
-    After at least `window_rounds` rounds at more than `loss_ratio` times `plain_ms_per_token` per emitted
-    token, the request decodes plainly for `pause_tokens` tokens (doubling each time), then speculates again.
+    `break_even_emitted` is the mean number of tokens per round at which a round pays for itself. When
+    `window_rounds` rounds emit less than 1 / `loss_ratio` of that, the request decodes plainly for
+    `pause_tokens` tokens (doubling each time), then speculates again. It counts tokens, not time, so the same
+    request takes the same course on every run.
     """
 
-    plain_ms_per_token: float
+    break_even_emitted: float
     window_rounds: int
     loss_ratio: float
     pause_tokens: int

@@ -5,6 +5,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+# The visible window of a profile; part of the published contract, hence not configurable.
+SAMPLES_REQUIRED = 4
+
 EstimatorName = Literal["paired", "measured", "upper_bound"]
 
 

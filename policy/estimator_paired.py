@@ -17,6 +17,8 @@ from policy.evidence import usable_slices, weight
 # Below this many slices an odd one cannot be told from an ordinary one.
 _MIN_SLICES_FOR_OUTLIERS = 8
 _MAX_OUTLIER_SHARE = 1 / 8
+# On the logarithmic scale; anything wider says as little and would overflow.
+_WIDEST = 50.0
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ def estimate(
         for row in rows
     ]
     speedup = plain_rate / mtp_rate
-    half_width = _half_width(confidence or config.confidence, rows, errors)
+    half_width = min(_half_width(confidence or config.confidence, rows, errors), _WIDEST)
     if not (math.isfinite(speedup) and speedup > 0 and math.isfinite(half_width)):
         return None
     return Estimate(

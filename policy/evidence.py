@@ -3,14 +3,15 @@
 Knows when a sample is fit to be counted; draws no conclusion from it.
 """
 
-import math
-
 from msgspec import Struct
 
 from messages.policy import Sample, Slice
 from policy.config import PolicyConfig
 
 MAX_PROBE_MEANS = 8
+# Larger values cannot come from a request and would only overflow the sums.
+_MAX_COUNT = 1 << 40
+_MAX_MS = 1e12
 
 
 class Evidence(Struct, frozen=True):
@@ -56,6 +57,14 @@ def add(config: PolicyConfig, evidence: Evidence, sample: Sample) -> Evidence:
     return Evidence(samples, means)
 
 
+def requalified(config: PolicyConfig, evidence: Evidence) -> Evidence:
+    """What of stored evidence still counts under this configuration."""
+    return Evidence(
+        tuple(sample for sample in evidence.samples if qualifies(config, sample)),
+        tuple(mean for mean in evidence.probe_means if _is_time(mean))[:MAX_PROBE_MEANS],
+    )
+
+
 def newest(config: PolicyConfig, evidence: Evidence) -> Evidence:
     """The newest samples worth at most `cap_rounds` rounds, for a window that moves with the traffic."""
     kept: list[Sample] = []
@@ -86,7 +95,7 @@ def effective_rounds(config: PolicyConfig, sample: Sample) -> float:
 
 def probe_mean(sample: Sample) -> float | None:
     """Mean wall time of a one-token step through the verify path, in ms."""
-    if sample.probe_rounds < 1 or not math.isfinite(sample.probe_ms) or sample.probe_ms <= 0:
+    if not 1 <= sample.probe_rounds <= _MAX_COUNT or not _is_time(sample.probe_ms):
         return None
     return sample.probe_ms / sample.probe_rounds
 
@@ -123,16 +132,20 @@ def position_rates(samples: tuple[Sample, ...]) -> tuple[float, ...]:
 
 
 def _is_sane(sample: Sample) -> bool:
-    return 0 <= sample.accepted <= sample.proposed and all(
-        0 <= count <= sample.rounds for count in sample.accepted_per_position
+    counts = (sample.rounds, sample.emitted, *sample.accepted_per_position)
+    return (
+        0 <= sample.accepted <= sample.proposed <= _MAX_COUNT
+        and all(0 <= count <= _MAX_COUNT for count in counts)
+        and all(count <= sample.rounds for count in sample.accepted_per_position)
     )
 
 
 def _is_comparison(part: Slice) -> bool:
-    times = (part.mtp_ms, part.plain_ms)
-    return (
-        part.rounds >= 1
-        and part.emitted >= 1
-        and part.plain_tokens >= 1
-        and all(math.isfinite(ms) and ms > 0 for ms in times)
+    return all(1 <= count <= _MAX_COUNT for count in (part.rounds, part.emitted, part.plain_tokens)) and all(
+        _is_time(ms) for ms in (part.mtp_ms, part.plain_ms)
     )
+
+
+def _is_time(ms: float) -> bool:
+    # A comparison with NaN is False.
+    return 0 < ms <= _MAX_MS

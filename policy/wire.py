@@ -6,9 +6,9 @@ Knows names, null rules and rounding; decides nothing. Within a schema version f
 import math
 
 from messages.policy import Hardware, PolicyReport, PolicySnapshot, UnavailableReason
+from policy.config import SAMPLES_REQUIRED
 
 SCHEMA_VERSION = 1
-SAMPLES_REQUIRED = 4
 
 
 def worker_not_ready(hardware: Hardware | None = None, version: int = 0) -> PolicySnapshot:
