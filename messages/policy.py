@@ -18,6 +18,7 @@ UnavailableReason = Literal["no_mtp_dispatch", "adaptive_disabled", "worker_not_
 Verdict = Literal["enable", "decline"]
 Source = Literal["measured", "restored"]
 TemperatureClass = Literal["greedy", "sampled"]
+ContextClass = Literal["short", "medium", "long"]
 DeclineReason = Literal[
     "concurrent",
     "grammar",
@@ -237,6 +238,16 @@ class NotAttached(Struct, frozen=True, tag=True):
 GateReply = Gate | NotAttached
 
 
+class ClassReport(Struct, frozen=True, kw_only=True):
+    """The measurements of one kind of request; figures are None where there is too little of it."""
+
+    temperature: TemperatureClass
+    context: ContextClass
+    samples: int
+    acceptance_rate: float | None = None
+    speedup: float | None = None
+
+
 class PolicyReport(Struct, frozen=True, kw_only=True):
     """The policy's whole knowledge of one pairing (or of there being none), in the terms of the endpoint.
 
@@ -278,6 +289,7 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
     original_speedup: float | None = None
     original_verdict: Verdict | None = None
     recommended_block_size: int | None = None
+    classes: tuple[ClassReport, ...] = ()
     attempts: int = 0
     bursts: int = 0
     declines: tuple[Declined, ...] = ()

@@ -1,11 +1,14 @@
 """Asks the configured estimator: is there a verdict yet, and what do the measurements say?"""
 
-from messages.policy import Verdict
+from messages.policy import ClassReport, ContextClass, Sample, TemperatureClass, Verdict
 from policy import estimator_original, estimator_paired
 from policy.config import SAMPLES_REQUIRED, PolicyConfig
-from policy.evidence import Evidence, effective_rounds, position_rates, totals
+from policy.evidence import Evidence, acceptance_rate, effective_rounds, position_rates, totals
 from policy.rules import Rules
 from policy.states import Figures
+
+SHORT_CONTEXT_TOKENS = 512
+LONG_CONTEXT_TOKENS = 4096
 
 
 def verdict(rules: Rules, evidence: Evidence) -> Verdict | None:
@@ -35,6 +38,38 @@ def figures(rules: Rules, evidence: Evidence) -> Figures:
         positions=position_rates(evidence.samples),
         original_speedup=speedup,
         original_verdict=original_verdict(rules, speedup) if evidence.samples else None,
+        classes=by_class(rules.config, evidence),
+    )
+
+
+def context_class(prompt_tokens: int) -> ContextClass:
+    """Which kind of context a prompt of that length makes."""
+    if prompt_tokens < SHORT_CONTEXT_TOKENS:
+        return "short"
+    return "medium" if prompt_tokens < LONG_CONTEXT_TOKENS else "long"
+
+
+def by_class(config: PolicyConfig, evidence: Evidence) -> tuple[ClassReport, ...]:
+    """The samples told apart by temperature and context, in a fixed order."""
+    groups: dict[tuple[TemperatureClass, ContextClass], list[Sample]] = {}
+    for sample in evidence.samples:
+        groups.setdefault((sample.temperature, context_class(sample.prompt_tokens)), []).append(sample)
+    return tuple(
+        _class_report(config, temperature, context, tuple(samples))
+        for (temperature, context), samples in sorted(groups.items())
+    )
+
+
+def _class_report(
+    config: PolicyConfig, temperature: TemperatureClass, context: ContextClass, samples: tuple[Sample, ...]
+) -> ClassReport:
+    found = estimator_paired.estimate(config, samples)
+    return ClassReport(
+        temperature=temperature,
+        context=context,
+        samples=len(samples),
+        acceptance_rate=acceptance_rate(samples),
+        speedup=None if found is None else found.speedup,
     )
 
 

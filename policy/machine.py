@@ -15,7 +15,7 @@ from policy.config import SAMPLES_REQUIRED
 from policy.evidence import Evidence, acceptance_rate, add, requalified
 from policy.hint import Hint, settled_of
 from policy.rules import Rules, measurement_rule
-from policy.states import ExactnessDeclined, Forced, Profiling, Settled, State, Unavailable
+from policy.states import ExactnessDeclined, Forced, Profiling, Settled, State, Unavailable, uncovered
 
 
 class Remembered(Struct, frozen=True):
@@ -25,10 +25,13 @@ class Remembered(Struct, frozen=True):
     evidence: Evidence = Evidence()
 
 
+NOTHING = Remembered()
+
+
 class Opened(Struct, frozen=True):
     """The pairing is served from now on, or starts over because its memory was wiped."""
 
-    remembered: Remembered = Remembered()
+    remembered: Remembered = NOTHING
 
 
 Input = Opened | Sample | Exactness
@@ -82,20 +85,12 @@ def _measure(rules: Rules, state: Profiling, sample: Sample) -> State:
 
 
 def _judge_exactness(rules: Rules, state: State, found: Exactness) -> State:
-    base = _uncovered(state)
+    base = uncovered(state)
     if found.exact is None:
         return Unavailable("exactness_pending", under=base)
     if found.exact or rules.switches.allow_inexact:
         return base
     return ExactnessDeclined(found.detail, under=base)
-
-
-def _uncovered(state: State) -> State:
-    if isinstance(state, ExactnessDeclined):
-        return state.under
-    if isinstance(state, Unavailable) and state.under is not None:
-        return state.under
-    return state
 
 
 def _stay(_rules: Rules, state: State, _message: Input) -> State:

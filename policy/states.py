@@ -1,10 +1,8 @@
 """The states of one pairing's policy as a tagged union; every state carries just its own data."""
 
-from typing import Literal
-
 from msgspec import Struct
 
-from messages.policy import Source, UnavailableReason, Verdict
+from messages.policy import ClassReport, Source, UnavailableReason, Verdict
 from policy.estimator_paired import Estimate
 from policy.evidence import Evidence
 
@@ -17,6 +15,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     positions: tuple[float, ...] = ()
     original_speedup: float | None = None
     original_verdict: Verdict | None = None
+    classes: tuple[ClassReport, ...] = ()
 
 
 class Unavailable(Struct, frozen=True, tag=True):
@@ -65,4 +64,12 @@ class ExactnessDeclined(Struct, frozen=True, tag=True):
 
 
 State = Unavailable | Forced | Profiling | Settled | ExactnessDeclined
-StateName = Literal["unavailable", "forced", "profiling", "settled", "exactness_declined"]
+
+
+def uncovered(state: State) -> State:
+    """The state below an exactness veto or a pending probe, or `state` itself."""
+    if isinstance(state, ExactnessDeclined):
+        return state.under
+    if isinstance(state, Unavailable) and state.under is not None:
+        return state.under
+    return state

@@ -5,7 +5,7 @@ Knows names, null rules and rounding; decides nothing. Within a schema version f
 
 import math
 
-from messages.policy import Hardware, PolicyReport, PolicySnapshot, UnavailableReason
+from messages.policy import ClassReport, Hardware, PolicyReport, PolicySnapshot, UnavailableReason
 from policy.config import SAMPLES_REQUIRED
 
 SCHEMA_VERSION = 1
@@ -95,11 +95,22 @@ def _fields(report: PolicyReport) -> dict[str, object]:
         "original_speedup": _number(report.original_speedup),
         "original_verdict": report.original_verdict,
         "recommended_block_size": report.recommended_block_size,
+        "classes": [_class_fields(row) for row in report.classes],
         "attempts": report.attempts,
         "bursts": report.bursts,
         "declines": {declined.reason: declined.count for declined in report.declines},
         "starved_by": report.starved_by,
         "replicas": report.replicas,
+    }
+
+
+def _class_fields(row: ClassReport) -> dict[str, object]:
+    return {
+        "temperature": row.temperature,
+        "context": row.context,
+        "samples": row.samples,
+        "acceptance_rate": _number(row.acceptance_rate),
+        "speedup": _number(row.speedup),
     }
 
 
