@@ -55,7 +55,7 @@ def _effect(cluster: Cluster, key: str, before: Entry | None, after: Entry) -> E
     if isinstance(new, Settled) and not isinstance(old, Settled):
         hint = hint_of(rules, new)
         return VerdictReached(key, hint) if new.source == "measured" else Restored(key, hint)
-    if isinstance(new, Profiling) and isinstance(old, Settled):
+    if isinstance(new, Profiling) and new.reopened is not None and isinstance(old, Settled):
         return Reopened(key, hint_of(rules, old))
     if isinstance(new, Profiling) and new.reopened is None and _grew(old, new):
         return ProfileGrew(key, profile_of(after.dispatch, new.evidence))

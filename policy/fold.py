@@ -35,18 +35,22 @@ replace = msgspec.structs.replace
 
 
 def observe(cluster: Cluster, message: Message, remembered: Remembered = NOTHING) -> Cluster:
-    """The cluster after a message; `remembered` is what the store holds for an attaching pairing.
+    """The cluster after a message, leases that ran out by then included.
 
-    A message of a replica that is not attached changes nothing.
+    `remembered` is what the store holds for an attaching pairing.
     """
-    present = expire(cluster, message.at_s)
+    return apply(expire(cluster, message.at_s), message, remembered)
+
+
+def apply(cluster: Cluster, message: Message, remembered: Remembered = NOTHING) -> Cluster:
+    """The cluster after a message alone; one of a replica that is not attached changes nothing."""
     if isinstance(message, Attach):
-        after = _attach(present, message, remembered)
-    elif is_attached(present, message):
-        after = _report(present, message)
+        after = _attach(cluster, message, remembered)
+    elif is_attached(cluster, message):
+        after = _report(cluster, message)
     else:
-        return present
-    return replace(after, version=present.version + 1)
+        return cluster
+    return replace(after, version=cluster.version + 1)
 
 
 def expire(cluster: Cluster, at_s: float) -> Cluster:

@@ -36,6 +36,7 @@ def figures(rules: Rules, evidence: Evidence) -> Figures:
         rounds=totals(evidence.samples).rounds,
         paired=estimator_paired.estimate(rules.config, evidence.samples),
         positions=position_rates(evidence.samples),
+        per_round=estimator_original.round_profile(evidence),
         original_speedup=speedup,
         original_verdict=original_verdict(rules, speedup) if evidence.samples else None,
         classes=by_class(rules.config, evidence),

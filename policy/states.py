@@ -3,16 +3,19 @@
 from msgspec import Struct
 
 from messages.policy import ClassReport, Source, UnavailableReason, Verdict
+from policy.estimator_original import RoundProfile
 from policy.estimator_paired import Estimate
 from policy.evidence import Evidence
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """What the measurements say: both estimators' answers and the fraction of rounds keeping each draft."""
+    """What the measurements say: both estimators' answers, means per round, the fraction of rounds
+    that kept each draft, and the same apart by kind of request."""
 
     rounds: int = 0
     paired: Estimate | None = None
     positions: tuple[float, ...] = ()
+    per_round: RoundProfile | None = None
     original_speedup: float | None = None
     original_verdict: Verdict | None = None
     classes: tuple[ClassReport, ...] = ()
