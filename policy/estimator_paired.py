@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from messages.policy import Sample, Verdict
+from messages.policy import Sample, Slice, Verdict
 from policy.config import PolicyConfig
-from policy.evidence import usable_slices, weight
+from policy.evidence import weight
 
 # Below this many slices an odd one cannot be told from an ordinary one.
 _MIN_SLICES_FOR_OUTLIERS = 8
@@ -32,15 +32,11 @@ class Estimate(Struct, frozen=True, kw_only=True):
 
 
 class _Row(Struct, frozen=True, gc=False):
-    """One slice with the weight and index of its request."""
+    """One slice with the index and weight of its request."""
 
     request: int
     weight: float
-    mtp_ms: float
-    emitted: int
-    rounds: int
-    plain_ms: float
-    plain_tokens: int
+    part: Slice
 
 
 def estimate(
@@ -57,15 +53,15 @@ def estimate(
     rows = _without_outliers(config, _rows(config, samples))
     if len(rows) < 2:
         return None
-    plain_ms = sum(row.weight * row.plain_ms for row in rows)
-    mtp_ms = sum(row.weight * row.mtp_ms for row in rows)
-    plain_rate = plain_ms / sum(row.weight * row.plain_tokens for row in rows)
-    mtp_rate = mtp_ms / sum(row.weight * row.emitted for row in rows)
+    plain_ms = sum(row.weight * row.part.plain_ms for row in rows)
+    mtp_ms = sum(row.weight * row.part.mtp_ms for row in rows)
+    plain_rate = plain_ms / sum(row.weight * row.part.plain_tokens for row in rows)
+    mtp_rate = mtp_ms / sum(row.weight * row.part.emitted for row in rows)
     errors = [
         row.weight
         * (
-            (row.plain_ms - plain_rate * row.plain_tokens) / plain_ms
-            - (row.mtp_ms - mtp_rate * row.emitted) / mtp_ms
+            (row.part.plain_ms - plain_rate * row.part.plain_tokens) / plain_ms
+            - (row.part.mtp_ms - mtp_rate * row.part.emitted) / mtp_ms
         )
         for row in rows
     ]
@@ -106,18 +102,9 @@ def resolve(config: PolicyConfig, samples: tuple[Sample, ...], static_default: b
 
 
 def _rows(config: PolicyConfig, samples: tuple[Sample, ...]) -> list[_Row]:
+    weights = [weight(config, sample) for sample in samples]
     return [
-        _Row(
-            request=index,
-            weight=weight(config, sample),
-            mtp_ms=part.mtp_ms,
-            emitted=part.emitted,
-            rounds=part.rounds,
-            plain_ms=part.plain_ms,
-            plain_tokens=part.plain_tokens,
-        )
-        for index, sample in enumerate(samples)
-        for part in usable_slices(sample)
+        _Row(index, weights[index], part) for index, sample in enumerate(samples) for part in sample.slices
     ]
 
 
@@ -125,12 +112,15 @@ def _without_outliers(config: PolicyConfig, rows: list[_Row]) -> list[_Row]:
     """Set aside slices hit by a stall (compilation, another process), as long as they are rare."""
     if len(rows) < _MIN_SLICES_FOR_OUTLIERS:
         return rows
-    round_limit = config.outlier_ratio * statistics.median(row.mtp_ms / row.rounds for row in rows)
-    plain_limit = config.outlier_ratio * statistics.median(row.plain_ms / row.plain_tokens for row in rows)
+    round_limit = config.outlier_ratio * statistics.median(row.part.mtp_ms / row.part.rounds for row in rows)
+    plain_limit = config.outlier_ratio * statistics.median(
+        row.part.plain_ms / row.part.plain_tokens for row in rows
+    )
     kept = [
         row
         for row in rows
-        if row.mtp_ms / row.rounds <= round_limit and row.plain_ms / row.plain_tokens <= plain_limit
+        if row.part.mtp_ms / row.part.rounds <= round_limit
+        and row.part.plain_ms / row.part.plain_tokens <= plain_limit
     ]
     return kept if len(rows) - len(kept) <= _MAX_OUTLIER_SHARE * len(rows) else rows
 

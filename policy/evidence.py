@@ -3,6 +3,7 @@
 Knows when a sample is fit to be counted; draws no conclusion from it.
 """
 
+import msgspec
 from msgspec import Struct
 
 from messages.policy import Sample, Slice
@@ -17,7 +18,8 @@ _MAX_MS = 1e12
 class Evidence(Struct, frozen=True):
     """Qualifying samples, oldest first, and mean probe steps (ms) of the first measured requests.
 
-    A request without a single round adds its probe mean although it does not qualify.
+    Its samples hold usable slices only. A request without a single round adds its probe mean although it
+    does not qualify.
     """
 
     samples: tuple[Sample, ...] = ()
@@ -35,21 +37,13 @@ class Totals(Struct, frozen=True):
 
 def qualifies(config: PolicyConfig, sample: Sample) -> bool:
     """Whether the sample advances the profile under the configured estimator."""
-    if not _is_sane(sample) or sample.rounds < 1:
-        return False
-    if config.estimator != "paired":
-        return True
-    slices = usable_slices(sample)
-    return (
-        not sample.cancelled
-        and sum(part.rounds for part in slices) >= config.min_rounds_per_sample
-        and sum(part.plain_tokens for part in slices) >= config.min_plain_tokens
-    )
+    return _qualifies(config, _cleaned(sample))
 
 
 def add(config: PolicyConfig, evidence: Evidence, sample: Sample) -> Evidence:
     """`evidence` with what the sample contributes, possibly nothing."""
-    samples = (*evidence.samples, sample) if qualifies(config, sample) else evidence.samples
+    cleaned = _cleaned(sample)
+    samples = (*evidence.samples, cleaned) if _qualifies(config, cleaned) else evidence.samples
     mean = probe_mean(sample)
     means = evidence.probe_means
     if mean is not None and len(means) < MAX_PROBE_MEANS:
@@ -60,7 +54,7 @@ def add(config: PolicyConfig, evidence: Evidence, sample: Sample) -> Evidence:
 def requalified(config: PolicyConfig, evidence: Evidence) -> Evidence:
     """What of stored evidence still counts under this configuration."""
     return Evidence(
-        tuple(sample for sample in evidence.samples if qualifies(config, sample)),
+        tuple(kept for sample in evidence.samples if _qualifies(config, kept := _cleaned(sample))),
         tuple(mean for mean in evidence.probe_means if _is_time(mean))[:MAX_PROBE_MEANS],
     )
 
@@ -77,20 +71,15 @@ def newest(config: PolicyConfig, evidence: Evidence) -> Evidence:
     return Evidence(tuple(reversed(kept)), evidence.probe_means)
 
 
-def usable_slices(sample: Sample) -> tuple[Slice, ...]:
-    """The slices that hold a comparison: both parts present, with finite positive times."""
-    return tuple(part for part in sample.slices if _is_comparison(part))
-
-
 def weight(config: PolicyConfig, sample: Sample) -> float:
     """At most 1; less for a request so long that it would dominate the others."""
-    rounds = sum(part.rounds for part in usable_slices(sample))
+    rounds = sum(part.rounds for part in sample.slices)
     return min(1.0, config.max_rounds_per_sample / rounds) if rounds else 0.0
 
 
 def effective_rounds(config: PolicyConfig, sample: Sample) -> float:
     """Rounds that count towards the cap on profiling."""
-    return weight(config, sample) * sum(part.rounds for part in usable_slices(sample))
+    return min(sum(part.rounds for part in sample.slices), config.max_rounds_per_sample)
 
 
 def probe_mean(sample: Sample) -> float | None:
@@ -131,6 +120,23 @@ def position_rates(samples: tuple[Sample, ...]) -> tuple[float, ...]:
     return tuple(count / rounds for count in kept)
 
 
+def _cleaned(sample: Sample) -> Sample:
+    """The sample with only those slices that hold a comparison."""
+    return msgspec.structs.replace(sample, slices=tuple(filter(_is_comparison, sample.slices)))
+
+
+def _qualifies(config: PolicyConfig, cleaned: Sample) -> bool:
+    if not _is_sane(cleaned) or cleaned.rounds < 1:
+        return False
+    if config.estimator != "paired":
+        return True
+    return (
+        not cleaned.cancelled
+        and sum(part.rounds for part in cleaned.slices) >= config.min_rounds_per_sample
+        and sum(part.plain_tokens for part in cleaned.slices) >= config.min_plain_tokens
+    )
+
+
 def _is_sane(sample: Sample) -> bool:
     counts = (sample.rounds, sample.emitted, *sample.accepted_per_position)
     return (
@@ -141,8 +147,12 @@ def _is_sane(sample: Sample) -> bool:
 
 
 def _is_comparison(part: Slice) -> bool:
-    return all(1 <= count <= _MAX_COUNT for count in (part.rounds, part.emitted, part.plain_tokens)) and all(
-        _is_time(ms) for ms in (part.mtp_ms, part.plain_ms)
+    return (
+        1 <= part.rounds <= _MAX_COUNT
+        and 1 <= part.emitted <= _MAX_COUNT
+        and 1 <= part.plain_tokens <= _MAX_COUNT
+        and _is_time(part.mtp_ms)
+        and _is_time(part.plain_ms)
     )
 
 

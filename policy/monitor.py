@@ -6,10 +6,11 @@ no stretch of evidence can support both.
 
 import msgspec
 
-from messages.policy import Sample
+from messages.policy import Sample, Verdict
 from policy import estimator_paired
 from policy.config import PolicyConfig
-from policy.evidence import Evidence, add, newest, qualifies
+from policy.estimator_paired import Estimate
+from policy.evidence import add, newest
 from policy.rules import Rules
 from policy.states import Profiling, Settled
 
@@ -20,15 +21,25 @@ def watch(rules: Rules, state: Settled, sample: Sample) -> Settled | Profiling:
     Under the original estimators a verdict is final.
     """
     config = rules.config
-    if config.estimator != "paired" or not qualifies(config, sample):
+    if config.estimator != "paired":
         return state
-    window = newest(config, add(config, state.watch, sample))
+    grown = add(config, state.watch, sample)
+    if len(grown.samples) == len(state.watch.samples):
+        return state
+    window = newest(config, grown)
     watched = state.watched + 1
-    found = estimator_paired.decided(config, estimator_paired.estimate(config, window.samples))
-    if watched >= config.dwell_samples and found not in {None, state.verdict}:
+    found = estimator_paired.estimate(config, window.samples)
+    contradicted = estimator_paired.decided(config, found) not in {None, state.verdict}
+    if contradicted and watched >= config.dwell_samples:
         return Profiling(window, reopened=state.verdict)
-    retries = 0 if _leans_against(config, state, window) else state.retries + 1
-    return msgspec.structs.replace(state, watch=window, watched=watched, retries=retries)
+    doubted = _leans_against(config, state.verdict, found)
+    return msgspec.structs.replace(
+        state,
+        watch=window,
+        watched=watched,
+        doubted=doubted,
+        agreed=0 if doubted else state.agreed + 1,
+    )
 
 
 def measure_every(config: PolicyConfig, state: Settled) -> int:
@@ -38,18 +49,15 @@ def measure_every(config: PolicyConfig, state: Settled) -> int:
     """
     if config.estimator != "paired":
         return 0
-    if _leans_against(config, state, state.watch):
+    if state.doubted:
         return config.suspect_every
     if state.verdict == "enable":
         return config.watch_every
     # The exponent is bounded only to keep the integer small; the limit is what matters.
-    return min(config.retry_every << min(state.retries, 32), config.retry_limit)
+    return min(config.retry_every << min(state.agreed, 32), config.retry_limit)
 
 
-def _leans_against(config: PolicyConfig, state: Settled, window: Evidence) -> bool:
-    found = estimator_paired.estimate(config, window.samples)
+def _leans_against(config: PolicyConfig, verdict: Verdict, found: Estimate | None) -> bool:
     if found is None:
         return False
-    if state.verdict == "enable":
-        return found.speedup < 1
-    return found.speedup > 1 + config.margin
+    return found.speedup < 1 if verdict == "enable" else found.speedup > 1 + config.margin

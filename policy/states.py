@@ -44,8 +44,8 @@ class Profiling(Struct, frozen=True, tag=True):
 class Settled(Struct, frozen=True, tag=True, kw_only=True):
     """A verdict is in force.
 
-    `watch` holds the newest samples taken since, `watched` counts all of them, and `retries` how many in a
-    row have agreed with the verdict.
+    `watch` holds the newest samples taken since and `watched` counts all of them; they lean against the
+    verdict if `doubted`, and `agreed` counts how many in a row did not.
     """
 
     verdict: Verdict
@@ -56,7 +56,8 @@ class Settled(Struct, frozen=True, tag=True, kw_only=True):
     figures: Figures
     watch: Evidence = Evidence()
     watched: int = 0
-    retries: int = 0
+    doubted: bool = False
+    agreed: int = 0
 
 
 class ExactnessDeclined(Struct, frozen=True, tag=True):
