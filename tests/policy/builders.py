@@ -13,6 +13,7 @@ EXACT = Exactness(exact=True, selection="default")
 
 
 def dispatch(
+    *,
     target: str = "Gemma4-12B",
     drafter: str = "Gemma4-12B-MTP",
     hardware: Hardware = M5,
@@ -44,6 +45,7 @@ def rules(
 def attach(
     model: str = "m",
     incarnation: str = "1",
+    *,
     at_s: float = 0.0,
     exactness: Exactness = EXACT,
     of: MtpDispatch | None = None,
@@ -64,6 +66,7 @@ def sample(
     speedup: float = 2.0,
     rounds: int = 32,
     accepted: int = 2,
+    *,
     model: str = "m",
     incarnation: str = "1",
     at_s: float = 0.0,
