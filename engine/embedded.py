@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 from mlx_lm.models import llama
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

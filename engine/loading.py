@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from engine import embedded
 from engine.blas import Blas
 from engine.config import EMBEDDED_MODEL, EngineConfig
+from engine.device import DeviceFacts, detect
 from engine.errors import ModelLoadError
 from messages.model import ModelCard
 
@@ -48,7 +49,7 @@ class LoadFacts(Struct, frozen=True, kw_only=True):
 
     weights_dtype: str
     num_parameters: int
-    device: str
+    device: DeviceFacts
     blas: Blas
     load_s: float
 
@@ -187,7 +188,7 @@ def _facts(model: nn.Module, blas: Blas, load_s: float) -> LoadFacts:
     return LoadFacts(
         weights_dtype=largest.removeprefix("mlx.core."),
         num_parameters=sum(array.size for array in arrays),
-        device=str(mx.default_device()),
+        device=detect(),
         blas=blas,
         load_s=load_s,
     )
