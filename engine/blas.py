@@ -41,14 +41,13 @@ def preload(cache_root: Path, threads: int) -> Blas:
     """Load the best available BLAS into the process's global symbol scope.
 
     `threads` is the number of BLAS threads. Returns what is in force; `vendored` means the slow reference
-    BLAS inside MLX's own wheel, `none` that this platform does its matmuls elsewhere.
-
-    Raises RuntimeError when MLX is already imported, since loading would then have no effect.
+    BLAS inside MLX's own wheel, `none` that this platform does its matmuls elsewhere. When MLX is already
+    imported nothing can be changed any more, and the answer is what it found at its import.
     """
     if sys.platform != "linux":
         return Blas(source="none", version="", threads=0)
     if "mlx.core" in sys.modules:
-        raise RuntimeError("the BLAS has to be loaded before mlx.core is imported")
+        return _in_force(threads)
     # OpenBLAS reads this once, when it is loaded; Ray sets OMP_NUM_THREADS=1 for actors without CPUs.
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     renamed = _renamed_scipy_openblas(cache_root)
@@ -57,6 +56,16 @@ def preload(cache_root: Path, threads: int) -> Blas:
     for name in _SYSTEM_NAMES:
         if (handle := _load(name)) is not None:
             return Blas(source="system", version=_version(handle), threads=threads)
+    return Blas(source="vendored", version="netlib", threads=1)
+
+
+def _in_force(threads: int) -> Blas:
+    """What an earlier preload left in this process, read from its memory map."""
+    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    for library in sorted(libraries):
+        if "openblas" in Path(library).name and (handle := _load(library)) is not None:
+            source: BlasSource = "scipy-openblas32" if Path(library).parent.name == "blas" else "system"
+            return Blas(source=source, version=_version(handle), threads=threads)
     return Blas(source="vendored", version="netlib", threads=1)
 
 

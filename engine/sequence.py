@@ -66,7 +66,7 @@ class Sequence:
             if self.request.top_logprobs is not None:
                 details.append(self._detail(token_id, logprobs[index]))
         text = "".join(pieces)
-        if not text and not details:
+        if not text and not kept:
             return None
         return TokensEmitted(
             request_id=self.request.request_id, text=text, token_ids=tuple(kept), logprobs=tuple(details)
@@ -107,13 +107,14 @@ class Sequence:
         self.token_ids.append(token_id)
         if token_id in self._eos:
             self.finish_reason = "stop"
-            return self._text.flush()
+            return self._text.flush()[0]
         text, stopped = self._text.push(token_id)
+        if not stopped and self.remaining_tokens <= 0:
+            self.finish_reason = "length"
+            tail, stopped = self._text.flush()
+            text += tail
         if stopped:
             self.finish_reason = "stop"
-        elif self.remaining_tokens <= 0:
-            self.finish_reason = "length"
-            text += self._text.flush()
         return text
 
     def _detail(self, token_id: int, row: mx.array) -> TokenLogprob:

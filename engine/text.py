@@ -19,23 +19,39 @@ class TextStream:
         """`stop` strings end the text and are not part of it."""
         self._tokenizer = tokenizer
         self._decoder = DecodeStream(skip_special_tokens=True)
+        self._token_ids: list[int] = []
+        self._num_decoded_chars = 0
+        self._bytes_pending = False
         # A transition to None is mlx-lm's word for "stop here".
         machine = TextStateMachine({_NORMAL: [(text, None) for text in stop]} if stop else None)
         self._state = machine.make_state(_NORMAL)
-        self._has_stop = bool(stop)
 
     def push(self, token_id: int) -> tuple[str, bool]:
         """Add one token; returns (text that became final, whether a stop string was completed)."""
-        text = self._decoder.step(self._tokenizer, token_id) or ""
-        if not self._has_stop or not text:
-            return text, False
+        self._token_ids.append(token_id)
+        text = self._decoder.step(self._tokenizer, token_id)
+        self._bytes_pending = text is None
+        return self._split(text or "")
+
+    def flush(self) -> tuple[str, bool]:
+        """Give out what is withheld, as `push` does; call once, when the sequence ends for another reason.
+
+        Bytes that never became a character come out as U+FFFD, as decoding the whole text would have it.
+        """
+        tail = ""
+        if self._bytes_pending:
+            whole = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
+            tail = whole[self._num_decoded_chars :]
+        text, stopped = self._split(tail)
+        if not stopped:
+            self._state, rest, _ = TextStateMachine.flush(self._state)
+            text += rest
+        return text, stopped
+
+    def _split(self, text: str) -> tuple[str, bool]:
+        self._num_decoded_chars += len(text)
         self._state, segments = TextStateMachine.split(self._state, text)
         return "".join(part for _, part in segments), self._state[0] is None
-
-    def flush(self) -> str:
-        """Text withheld for a stop string that never came; call once, when the sequence ends otherwise."""
-        self._state, text, _ = TextStateMachine.flush(self._state)
-        return text
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:

@@ -31,17 +31,27 @@ def main() -> None:
 
 @app.command()
 def serve(
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Checkpoint directory, hub id or embedded model.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Checkpoint directory, hub id or embedded model.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Requests generated at the same time.")] = None,
     max_queue_depth: Annotated[int | None, typer.Option(help="Requests that may wait for a slot.")] = None,
-    ctx_size: Annotated[int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for matrix products; 0 is every core.")] = None,
+    ctx_size: Annotated[
+        int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads for matrix products; 0 is every core.")
+    ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Model name shown to clients.")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="Accepted API key; repeat for several.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with one accepted API key per line.")] = None,
-    address: Annotated[str | None, typer.Option(help="Ray cluster to join instead of starting a local one.")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with one accepted API key per line.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join instead of starting a local one.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
 ) -> None:
     """Serve a model over HTTP until stopped."""

@@ -67,7 +67,9 @@ def _serve(effective: Effective, stop: threading.Event) -> int:
         screen.print(f"mtp-serve: {state['detail']}")
         return 1
     if not stop.is_set():
-        screen.print(f"[bold]serving {state['model']}[/bold] at http://{settings.http.host}:{settings.http.port}/v1")
+        screen.print(
+            f"[bold]serving {state['model']}[/bold] at http://{settings.http.host}:{settings.http.port}/v1"
+        )
     stop.wait()
     screen.print("draining: running requests may finish, new ones are refused")
     ingress.drain.remote(_DRAIN_TIMEOUT_S).result(timeout_s=_DRAIN_TIMEOUT_S + 5)
@@ -119,7 +121,11 @@ def _log_settings(effective: Effective) -> None:
     sections: dict[str, dict[str, Any]] = {}
     for section in settings.__struct_fields__:
         part = getattr(settings, section)
-        values = part.public() if hasattr(part, "public") else {n: getattr(part, n) for n in part.__struct_fields__}
+        values = (
+            part.public()
+            if hasattr(part, "public")
+            else {n: getattr(part, n) for n in part.__struct_fields__}
+        )
         sections[section] = {
             name: {"value": value, "source": effective.sources.get(f"{section}.{name}", "default")}
             for name, value in values.items()

@@ -34,7 +34,9 @@ def as_json(body: dict[str, Any]) -> str:
 def sentence(body: dict[str, Any]) -> str:
     """The state in words; labels this version does not know are shown as they are."""
     if body.get("schema_version") != 1:
-        return f"The server speaks policy schema {body.get('schema_version')!r}, which this version cannot read."
+        return (
+            f"The server speaks policy schema {body.get('schema_version')!r}, which this version cannot read."
+        )
     pairing = _pairing(body)
     match body["state"]:
         case "settled":
@@ -43,7 +45,9 @@ def sentence(body: dict[str, Any]) -> str:
             done, needed = body["samples"], body["samples_required"]
             starved = body.get("starved_by")
             wait = f" Held up by: {starved}." if starved else ""
-            return f"MTP is being measured: {done} of {needed} single-request generations done{pairing}.{wait}"
+            return (
+                f"MTP is being measured: {done} of {needed} single-request generations done{pairing}.{wait}"
+            )
         case "forced":
             word = "on" if body["mtp_enabled"] else "off"
             return f"MTP is pinned {word} by MLXCEL_ENABLE_MTP_B1; nothing is being measured{pairing}."
@@ -59,7 +63,9 @@ def sentence(body: dict[str, Any]) -> str:
 def _pairing(body: dict[str, Any]) -> str:
     if body["target"] is None:
         return ""
-    return f" for {body['target']} with {body['drafter']} on {body['hardware']}, block size {body['block_size']}"
+    return (
+        f" for {body['target']} with {body['drafter']} on {body['hardware']}, block size {body['block_size']}"
+    )
 
 
 def _verdict(body: dict[str, Any]) -> str:
