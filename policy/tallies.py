@@ -1,0 +1,46 @@
+"""Arithmetic on the counters replicas report, and which gate below the policy starves it."""
+
+from collections import Counter
+
+from messages.policy import Counts, Declined, DeclineReason
+
+
+def plus(left: Counts, right: Counts) -> Counts:
+    """The sum of two replicas' counters."""
+    return Counts(
+        attempts=left.attempts + right.attempts,
+        bursts=left.bursts + right.bursts,
+        declines=_rows(_by_reason(left) + _by_reason(right)),
+    )
+
+
+def minus(later: Counts, earlier: Counts) -> Counts:
+    """What was counted between two readings."""
+    return Counts(
+        attempts=max(later.attempts - earlier.attempts, 0),
+        bursts=max(later.bursts - earlier.bursts, 0),
+        declines=_rows(_by_reason(later) - _by_reason(earlier)),
+    )
+
+
+def starving_gate(since: Counts, too_short: int, starved_after: int) -> DeclineReason | None:
+    """The most frequent reason if every attempt since the last progress came to nothing, else None.
+
+    `too_short` counts bursts that ran but were too small to count.
+    """
+    reasons = _by_reason(since)
+    reasons["too_short"] += too_short
+    if since.attempts < starved_after or reasons.total() < since.attempts:
+        return None
+    return max(reasons, key=lambda reason: (reasons[reason], reason))
+
+
+def _by_reason(counts: Counts) -> Counter[DeclineReason]:
+    reasons: Counter[DeclineReason] = Counter()
+    for row in counts.declines:
+        reasons[row.reason] += row.count
+    return reasons
+
+
+def _rows(reasons: Counter[DeclineReason]) -> tuple[Declined, ...]:
+    return tuple(Declined(reason, count) for reason, count in sorted(reasons.items()))

@@ -1,0 +1,65 @@
+"""The block size the measurements favour."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messages.policy import VerifyCost
+from policy.block_size import expected_emitted, recommend, verify_ms
+
+FLAT = tuple(VerifyCost(rows, 40.0 + rows) for rows in range(1, 9))
+LINEAR = tuple(VerifyCost(rows, 40.0 * rows) for rows in range(1, 9))
+
+
+def test_expected_tokens_are_one_plus_the_chance_of_each_draft() -> None:
+    """Fractions 0.8, 0.64 and 0.512 give 2.952 tokens at K = 4 and 1.8 at K = 2."""
+    rates = (0.8, 0.64, 0.512)
+    assert expected_emitted(rates, 4) == pytest.approx(2.952)
+    assert expected_emitted(rates, 2) == pytest.approx(1.8)
+
+
+def test_unmeasured_positions_continue_with_the_last_conditional_acceptance() -> None:
+    """A fifth row beyond a geometric 0.8 adds 0.8 to the fourth."""
+    assert expected_emitted((0.8, 0.64, 0.512), 5) == pytest.approx(2.952 + 0.4096)
+    assert expected_emitted((0.5, 0.0), 6) == pytest.approx(1.5)
+
+
+def test_verify_cost_is_interpolated_and_never_extrapolated() -> None:
+    """Between two points the line, outside the curve nothing."""
+    curve = (VerifyCost(1, 40.0), VerifyCost(4, 70.0))
+    assert verify_ms(curve, 2) == pytest.approx(50.0)
+    assert verify_ms(curve, 4) == 70.0
+    assert verify_ms(curve, 5) is None
+    assert verify_ms((), 1) is None
+
+
+def test_a_flat_curve_asks_for_wide_blocks_and_a_linear_one_for_narrow() -> None:
+    """The same acceptance leads to opposite widths on machines of opposite cost."""
+    rates = (0.9, 0.81, 0.729)
+    assert recommend(4, rates, FLAT, 1.0) == 8
+    assert recommend(4, rates, LINEAR, 1.0) == 2
+
+
+def test_a_gain_within_the_margin_keeps_the_present_width() -> None:
+    """Two widths within two per cent are not worth another profile."""
+    curve = (VerifyCost(1, 40.0), VerifyCost(4, 70.0), VerifyCost(5, 78.5))
+    rates = (0.8, 0.64, 0.512)
+    assert expected_emitted(rates, 5) / 78.5 < 1.02 * expected_emitted(rates, 4) / 70.0
+    assert recommend(4, rates, curve, 0.0) == 4
+
+
+@pytest.mark.parametrize(
+    ("rates", "curve", "draft"), [((), FLAT, 1.0), ((0.5,), (), 1.0), ((0.5,), FLAT, None)]
+)
+def test_without_acceptance_or_cost_there_is_no_recommendation(
+    rates: tuple[float, ...], curve: tuple[VerifyCost, ...], draft: float | None
+) -> None:
+    """It is not guessed."""
+    assert recommend(2, rates, curve, draft) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.integers(2, 8))
+def test_a_recommendation_can_be_verified(rates: list[float], current: int) -> None:
+    """It always lies on the measured curve."""
+    falling = tuple(sorted(rates, reverse=True))
+    assert recommend(current, falling, FLAT, 0.5) in range(2, 9)
