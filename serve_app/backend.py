@@ -63,6 +63,7 @@ class Backend(Protocol):
     def generate(self, request: GenerateRequest, admit: Admit) -> EventStream:
         """Admit and run one request.
 
-        The first step raises `BusyError` when there is no room. Closing the stream cancels the request.
+        The first step raises `BusyError` when there is no room. Closing the stream cancels the request, and
+        does nothing after a terminal event.
         """
         ...

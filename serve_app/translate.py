@@ -123,7 +123,7 @@ def wanted_tokens(body: ChatBody | CompletionBody) -> int | None:
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         if wanted is not None and wanted != body.max_completion_tokens:
             raise ClientError(
-                f"max_tokens {wanted} differs from max_completion_tokens {body.max_completion_tokens}; send one.",
+                f"max_tokens {wanted} and max_completion_tokens {body.max_completion_tokens} differ.",
                 param="max_tokens",
             )
         return _in_range("max_completion_tokens", body.max_completion_tokens, 1, 1)
