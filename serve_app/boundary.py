@@ -56,13 +56,15 @@ class Boundary:
 
 
 def _noting(send: Send, context: RequestContext) -> Send:
-    """Add the request id to the response and note its status."""
+    """Add the request id to the response and note its progress."""
 
     async def noting(message: Message) -> None:
         if message["type"] == "http.response.start":
             context.has_response_started = True
             context.status = message["status"]
             message["headers"] = [*message["headers"], (REQUEST_ID_HEADER, context.request_id.encode())]
+        elif not message.get("more_body", False):
+            context.is_response_complete = True
         await send(message)
 
     return noting

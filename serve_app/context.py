@@ -28,6 +28,7 @@ class RequestContext:
         self.reply_id: str | None = None
         self.status = CLIENT_CLOSED_REQUEST
         self.has_response_started = False
+        self.is_response_complete = False
         self.error_code: str | None = None
         self.prompt_tokens = 0
         self.completion_tokens = 0

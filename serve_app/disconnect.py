@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-from serve_app.context import header
+from serve_app.context import RequestContext, header
 from serve_app.errors import ClientDisconnectedError, ClientError
 
 
@@ -35,7 +35,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def until_disconnect(
+    context: RequestContext, receive: Receive, work: Coroutine[Any, Any, None]
+) -> None:
     """Run `work`, cancelled as soon as the client goes away; the body must have been read.
 
     Raises what `work` raises, and ClientDisconnectedError when it was cut short.
@@ -44,6 +46,9 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     watcher = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        # Servers report a disconnect after a complete response too; what is left then is only tidying up.
+        if context.is_response_complete:
+            await asyncio.wait((worker,))
         if not worker.done():
             raise ClientDisconnectedError
     finally:

@@ -73,7 +73,8 @@ class GenerationEndpoint(Generic[_Body]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_body(scope, receive, self._config.max_body_bytes)
-        await until_disconnect(receive, self._serve(raw, context_of(scope), send))
+        context = context_of(scope)
+        await until_disconnect(context, receive, self._serve(raw, context, send))
 
     async def _serve(self, raw: bytes, context: RequestContext, send: Send) -> None:
         body = self._dialect.parse(raw)
