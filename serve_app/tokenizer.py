@@ -71,7 +71,7 @@ def build_encoder(files: Mapping[str, bytes]) -> PromptEncoder:
 
     with tempfile.TemporaryDirectory(prefix="mtp-serve-tokenizer-") as folder:
         for name, content in files.items():
-            if name != Path(name).name:
+            if name in {"", ".."} or name != Path(name).name:
                 raise ValueError(f"tokenizer_files must have plain file names; got {name!r}")
             (Path(folder) / name).write_bytes(content)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from messages.events import (
     DraftTimings,
     Event,
-    FinishReason,
     Finished,
+    FinishReason,
     Timings,
     TokenLogprob,
     TokensEmitted,
@@ -154,12 +154,8 @@ def emitted(request: GenerateRequest, text: str, token_id: int = 7) -> TokensEmi
             TopLogprob(token_id=rank, text=f"{text}{rank}", raw=f"{text}{rank}".encode(), logprob=-1.0 - rank)
             for rank in range(request.top_logprobs)
         )
-        logprobs = (
-            TokenLogprob(token_id=token_id, text=text, raw=text.encode(), logprob=-0.5, top=top),
-        )
-    return TokensEmitted(
-        request_id=request.request_id, text=text, token_ids=(token_id,), logprobs=logprobs
-    )
+        logprobs = (TokenLogprob(token_id=token_id, text=text, raw=text.encode(), logprob=-0.5, top=top),)
+    return TokensEmitted(request_id=request.request_id, text=text, token_ids=(token_id,), logprobs=logprobs)
 
 
 class Exchange:

@@ -15,7 +15,8 @@ def test_any_configured_key_opens(credentials: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "credentials", [None, b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic first", b"first", b"Bearer firs"]
+    "credentials",
+    [None, b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic first", b"first", b"Bearer firs"],
 )
 def test_missing_and_wrong_keys_get_the_same_answer(credentials: bytes | None) -> None:
     """A caller cannot tell a malformed header from a wrong key."""
