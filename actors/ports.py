@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ray.serve.handle import DeploymentHandle
 
-from messages.policy import Attach, Detach, ExactnessFound, Gate, GateReply, Renew, Sample
+from messages.policy import Attach, Detach, ExactnessFound, GateReply, Renew, Sample
 from messages.scheduling import LoadReport, Released
 
 
@@ -28,7 +28,7 @@ class SchedulerPort(Protocol):
 class PolicyPort(Protocol):
     """What a model tells the policy; every answer carries the gate in force."""
 
-    def attach(self, message: Attach) -> Awaitable[Gate]:
+    def attach(self, message: Attach) -> Awaitable[GateReply]:
         """Announce a loaded model."""
         ...
 
@@ -40,11 +40,11 @@ class PolicyPort(Protocol):
         """Report a finished measured request."""
         ...
 
-    def exactness(self, message: ExactnessFound) -> Awaitable[GateReply]:
+    def exactness_found(self, message: ExactnessFound) -> Awaitable[GateReply]:
         """Report what a late probe or a live audit found."""
         ...
 
-    def detach(self, message: Detach) -> Awaitable[None]:
+    def detach(self, message: Detach) -> Awaitable[GateReply]:
         """Leave."""
         ...
 
@@ -70,7 +70,7 @@ class RemotePolicy:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle.options(_by_reference=False)
 
-    def attach(self, message: Attach) -> Awaitable[Gate]:
+    def attach(self, message: Attach) -> Awaitable[GateReply]:
         """Announce a loaded model."""
         return self._handle.attach.remote(message)
 
@@ -82,10 +82,10 @@ class RemotePolicy:
         """Report a finished measured request."""
         return self._handle.record.remote(message)
 
-    def exactness(self, message: ExactnessFound) -> Awaitable[GateReply]:
+    def exactness_found(self, message: ExactnessFound) -> Awaitable[GateReply]:
         """Report what a late probe or a live audit found."""
-        return self._handle.exactness.remote(message)
+        return self._handle.exactness_found.remote(message)
 
-    def detach(self, message: Detach) -> Awaitable[None]:
+    def detach(self, message: Detach) -> Awaitable[GateReply]:
         """Leave."""
         return self._handle.detach.remote(message)

@@ -14,12 +14,19 @@ from msgspec import Struct
 from actors.config import SchedulerConfig
 from engine.config import EngineConfig
 from policy.config import PolicyConfig
+from policy.switches import SwitchError, Switches, parse
 from serve_app.config import HttpConfig
 
 Source = Literal["default", "file", "env", "flag"]
 
-# Environment name -> dotted setting.
-ENVIRONMENT = {"MLXCEL_CACHE_DIR": "engine.cache_root"}
+# Which dotted settings each environment name decides.
+_DECIDED_BY = {
+    "MLXCEL_ENABLE_MTP_B1": ("switches.pin",),
+    "MLXCEL_MTP_ADAPTIVE": ("switches.adaptive",),
+    "MLXCEL_MTP_ALLOW_INEXACT": ("switches.allow_inexact",),
+    "MLXCEL_DRAFT_BLOCK_SIZE": ("switches.block_size", "switches.auto_block_size"),
+    "MLXCEL_CACHE_DIR": ("switches.cache_dir", "engine.cache_root"),
+}
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +36,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     http: HttpConfig = HttpConfig()
     policy: PolicyConfig = PolicyConfig()
+    switches: Switches = Switches()
 
 
 class Effective(Struct, frozen=True):
@@ -43,17 +51,24 @@ class SettingsError(Exception):
 
 
 def resolve(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> Effective:
-    """Merge defaults, file, environment and flags; later ones win.
+    """Merge defaults, a settings file, environment and flags, later ones winning. Raises SettingsError."""
+    return merge(_read(file) if file else {}, environment, flags)
 
-    `flags` maps dotted names to values, None meaning "not given". Raises SettingsError.
+
+def merge(
+    sections: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> Effective:
+    """As `resolve`, with the file's content given as nested mappings.
+
+    `flags` maps dotted names to values, None meaning "not given".
     """
-    merged: dict[str, Any] = {}
-    sources: dict[str, Source] = {}
     layers: list[tuple[Source, dict[str, object]]] = [
-        ("file", _flatten(_read(file)) if file else {}),
-        ("env", {name: environment[env] for env, name in ENVIRONMENT.items() if environment.get(env)}),
-        ("flag", {name: value for name, value in flags.items() if value is not None}),
+        ("file", _flatten(sections)),
+        ("env", from_environment(environment)),
+        ("flag", {name: value for name, value in (flags or {}).items() if value is not None}),
     ]
+    merged: dict[str, dict[str, object]] = {}
+    sources: dict[str, Source] = {}
     for source, layer in layers:
         for name, value in layer.items():
             section, _, key = name.partition(".")
@@ -65,19 +80,37 @@ def resolve(file: Path | None, environment: Mapping[str, str], flags: Mapping[st
         raise SettingsError(str(error)) from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    """Settings decided by the environment, by dotted name. Raises SettingsError for a spelling not known."""
+    try:
+        switches = parse(environment)
+    except SwitchError as error:
+        raise SettingsError(str(error)) from error
+    values: dict[str, object] = {
+        f"switches.{name}": getattr(switches, name) for name in switches.__struct_fields__
+    }
+    values["engine.cache_root"] = switches.cache_dir
+    return {name: values[name] for env, names in _DECIDED_BY.items() if env in environment for name in names}
+
+
+def _read(file: Path) -> Any:
     try:
         data = msgspec.yaml.decode(file.read_bytes())
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(f"cannot read the settings file {file}: {error}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(section, dict) for section in data.values()):
-        raise SettingsError(
-            f"{file} must hold sections ({', '.join(Settings.__struct_fields__)}) of settings"
-        )
-    return data
+    return {} if data is None else data
 
 
-def _flatten(data: dict[str, Any]) -> dict[str, object]:
-    return {f"{section}.{key}": value for section, values in data.items() for key, value in values.items()}
+def _flatten(sections: Mapping[str, Any]) -> dict[str, object]:
+    known = ", ".join(Settings.__struct_fields__)
+    flat: dict[str, object] = {}
+    for section, values in _as_mapping(sections, f"settings must be sections ({known})").items():
+        named = _as_mapping(values, f"section {section!r} must hold settings by name")
+        flat |= {f"{section}.{key}": value for key, value in named.items()}
+    return flat
+
+
+def _as_mapping(value: object, complaint: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{complaint}; got {value!r}")
+    return value

@@ -61,7 +61,9 @@ def preload(cache_root: Path, threads: int) -> Blas:
 
 def _in_force(threads: int) -> Blas:
     """What an earlier preload left in this process, read from its memory map."""
-    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    libraries = {
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line
+    }
     for library in sorted(libraries):
         if "openblas" in Path(library).name and (handle := _load(library)) is not None:
             source: BlasSource = "scipy-openblas32" if Path(library).parent.name == "blas" else "system"

@@ -8,7 +8,7 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -58,7 +58,9 @@ def load(weights: Weights) -> tuple[nn.Module, dict[str, bytes], dict[str, Any]]
 
     Returns (model, tokenizer files by name, configuration as in config.json).
     """
-    tensors, metadata = mx.load(str(gguf_path()), return_metadata=True)  # pyright: ignore[reportGeneralTypeIssues]
+    tensors, metadata = cast(
+        "tuple[dict[str, mx.array], dict[str, Any]]", mx.load(str(gguf_path()), return_metadata=True)
+    )
     config = model_config(metadata)
     renamed = {_rename(name): value for name, value in tensors.items()}
     model = llama.Model(llama.ModelArgs.from_dict(config))

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -180,7 +180,7 @@ def _eos_token_ids(
 
 
 def _facts(model: nn.Module, blas: Blas, load_s: float) -> LoadFacts:
-    arrays = [value for _, value in tree_flatten(model.parameters())]
+    arrays = [cast(mx.array, value) for _, value in tree_flatten(model.parameters())]
     sizes: dict[str, int] = {}
     for array in arrays:
         sizes[str(array.dtype)] = sizes.get(str(array.dtype), 0) + array.nbytes

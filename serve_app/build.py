@@ -1,13 +1,13 @@
 """The one place that turns plain classes into Serve deployments and binds them together."""
 
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
-import msgspec
 from ray import serve
 from ray.serve import Application
 
-from configs.schema import Settings
+from configs.schema import Settings, merge
 from serve_app.hosted import HostedIngress, HostedModel, HostedPolicy, HostedScheduler
 
 APP_NAME = "mtp-serve"
@@ -20,14 +20,18 @@ def application(settings: Settings) -> Application:
     # Serve queues what exceeds this limit, silently; the queue that fills up must be the scheduler's.
     ongoing = settings.scheduler.max_queue_depth + settings.engine.num_slots + _STREAMS_AND_SLACK
     scheduler = _bind("Scheduler", HostedScheduler, ongoing, settings.scheduler)
-    policy = _bind("Policy", HostedPolicy, ongoing, settings.policy)
+    policy = _bind("Policy", HostedPolicy, ongoing, settings.policy, settings.switches)
     model = _bind("Model", HostedModel, ongoing, MODEL_NAME, settings.engine, scheduler, policy)
     return _bind("Ingress", HostedIngress, ongoing, settings.http, model, scheduler, policy)
 
 
 def from_args(args: dict[str, Any]) -> Application:
-    """Application builder for Serve's own YAML files: `args` are the settings, unknown keys are errors."""
-    return application(msgspec.convert(args, Settings))
+    """Application builder for Serve's own YAML files: `args` are the settings, as in a settings file.
+
+    The environment of the building process decides what it decides for `mtp-serve serve`. Raises
+    SettingsError for unknown keys and values out of range.
+    """
+    return application(merge(args, os.environ).settings)
 
 
 def _bind(name: str, cls: Callable[..., object], ongoing: int, *args: object) -> Application:

@@ -1,5 +1,7 @@
 """The actors as Serve hosts them: logging set up first, deployment handles wrapped as the ports they expect."""
 
+import os
+
 from ray.serve.handle import DeploymentHandle
 
 from actors.config import SchedulerConfig
@@ -9,6 +11,7 @@ from actors.ports import RemotePolicy, RemoteScheduler
 from actors.scheduler_actor import SchedulerActor
 from engine.config import EngineConfig
 from policy.config import PolicyConfig
+from policy.switches import Switches, cache_root
 from serve_app.config import HttpConfig
 from serve_app.ingress import Ingress
 from serve_app.logs import configure_logging
@@ -26,9 +29,9 @@ class HostedScheduler(SchedulerActor):
 class HostedPolicy(PolicyActor):
     """The policy in its replica."""
 
-    def __init__(self, config: PolicyConfig) -> None:
+    def __init__(self, config: PolicyConfig, switches: Switches) -> None:
         configure_logging()
-        super().__init__(config)
+        super().__init__(config, switches, cache_root(switches, os.environ.get("HOME")))
 
 
 class HostedModel(ModelActor):

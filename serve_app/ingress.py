@@ -49,7 +49,7 @@ class Ingress:
         await asyncio.wait([self._serving])
 
     async def model_state(self) -> dict[str, str]:
-        """State, detail and name of the model as this ingress knows them, for the process that deployed it."""
+        """State, detail and name of the model as known here, for the process that deployed it."""
         status = self._backend.status()
         if status is None:
             return {"state": "loading", "detail": "starting the model process", "model": ""}

@@ -1,5 +1,6 @@
 """The policy state for people: fetches the endpoint's body and puts it into one or two sentences."""
 
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -19,9 +20,9 @@ def fetch(url: str, api_key: str | None) -> dict[str, Any]:
         reply = httpx.get(f"{url.rstrip('/')}/v1/internal/mtp-policy", headers=headers, timeout=_TIMEOUT_S)
     except httpx.HTTPError as error:
         raise StatusError(f"no server answers at {url} ({type(error).__name__})") from error
-    if reply.status_code == httpx.codes.UNAUTHORIZED:
+    if reply.status_code == HTTPStatus.UNAUTHORIZED:
         raise StatusError(f"the server at {url} wants an API key (--api-key)")
-    if reply.status_code != httpx.codes.OK:
+    if reply.status_code != HTTPStatus.OK:
         raise StatusError(f"the server at {url} answered {reply.status_code} to the policy request")
     return reply.json()
 

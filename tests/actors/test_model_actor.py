@@ -52,12 +52,13 @@ class ForgetfulPolicy:
         """Not reached without speculation."""
         raise NotImplementedError
 
-    async def exactness(self, message: ExactnessFound) -> Gate:
+    async def exactness_found(self, message: ExactnessFound) -> Gate:
         """Not reached without speculation."""
         raise NotImplementedError
 
-    async def detach(self, message: Detach) -> None:
+    async def detach(self, message: Detach) -> Gate:
         """Nothing to forget."""
+        return Gate()
 
 
 @pytest.fixture
