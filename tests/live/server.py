@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,14 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for a condition; fail when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come about"
+        time.sleep(0.05)
 
 
 class LiveServer:
@@ -74,7 +83,9 @@ class LiveServer:
 
     def close(self) -> None:
         """Make sure nothing is left running."""
-        tree = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        tree = (
+            psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        )
         if self.process.poll() is None:
             try:
                 self.terminate(30)

@@ -9,7 +9,7 @@ import pytest
 
 from tests import tiny
 from tests.live.conftest import PARALLEL
-from tests.live.server import LiveServer
+from tests.live.server import LiveServer, eventually
 
 pytestmark = pytest.mark.serve
 
@@ -19,7 +19,9 @@ GREEDY = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 def chat(client: openai.OpenAI, **changes: object) -> openai.types.chat.ChatCompletion:
     """A short greedy chat completion."""
-    return client.chat.completions.create(**({"model": "tiny", "messages": HELLO, "max_tokens": 12} | GREEDY | changes))
+    return client.chat.completions.create(
+        **({"model": "tiny", "messages": HELLO, "max_tokens": 12} | GREEDY | changes)
+    )
 
 
 def test_chat_streaming_says_what_the_whole_reply_says(client: openai.OpenAI) -> None:
@@ -67,7 +69,9 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_eight_streams_at_once_each_as_if_alone(client: openai.OpenAI) -> None:
     """Concurrent greedy and seeded streams give the texts they give one after the other."""
-    settings = [{"temperature": 0.0 if i % 2 else 0.9, "seed": i, "max_tokens": 20 + i} for i in range(PARALLEL)]
+    settings = [
+        {"temperature": 0.0 if i % 2 else 0.9, "seed": i, "max_tokens": 20 + i} for i in range(PARALLEL)
+    ]
 
     def text(changes: dict) -> str:
         chunks = chat(client, stream=True, **changes)
@@ -82,8 +86,13 @@ def test_request_id_comes_back(server: LiveServer) -> None:
     """A client's request id is returned and logged."""
     reply = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "abc-123"})
     assert reply.headers["x-request-id"] == "abc-123"
-    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-    assert any(line.get("request_id") == "abc-123" for line in lines)
+
+    def logged() -> bool:
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+        return any(line.get("request_id") == "abc-123" for line in lines)
+
+    # Ray collects the replicas' logs every now and then.
+    eventually(logged, 10)
 
 
 def test_policy_without_a_drafter(server: LiveServer) -> None:
@@ -113,7 +122,8 @@ def test_policy_without_a_drafter(server: LiveServer) -> None:
 def test_bad_input_is_refused_in_words(server: LiveServer, changes: dict, status: int, words: str) -> None:
     """Every bad value gets a 4xx whose message names it."""
     reply = httpx.post(
-        f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "max_tokens": 4} | changes
+        f"{server.url}/v1/chat/completions",
+        json={"model": "tiny", "messages": HELLO, "max_tokens": 4} | changes,
     )
     assert reply.status_code == status
     assert words in reply.json()["error"]["message"]

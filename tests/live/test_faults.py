@@ -10,27 +10,25 @@ import httpx
 import pytest
 
 from tests.live.conftest import PARALLEL, QUEUE
-from tests.live.server import LiveServer
+from tests.live.server import LiveServer, eventually
 
 pytestmark = pytest.mark.serve
 
 
 def body(max_tokens: int, stream: bool = True, prompt: str = "hello") -> dict:
     """A greedy completion that never ends early."""
-    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
+    return {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
 
 
 def queue(server: LiveServer) -> dict:
     """The scheduler's books as /health shows them."""
     return httpx.get(f"{server.url}/health", timeout=10).json()["queue"]
-
-
-def eventually(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition; fail when it does not come."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come about"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -93,7 +91,9 @@ def test_a_killed_model_ends_streams_with_an_error_event_and_comes_back(server: 
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
     server.wait_until(200)
-    assert httpx.post(f"{server.url}/v1/completions", json=body(4, stream=False), timeout=30).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/v1/completions", json=body(4, stream=False), timeout=30).status_code == 200
+    )
 
 
 def test_a_killed_scheduler_is_replaced_without_an_error(server: LiveServer) -> None:
@@ -120,7 +120,9 @@ def test_a_killed_ingress_gets_its_port_back(server: LiveServer) -> None:
     server.kill("Ingress")
     time.sleep(0.5)
     server.wait_until(200)
-    assert httpx.post(f"{server.url}/v1/completions", json=body(4, stream=False), timeout=60).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/v1/completions", json=body(4, stream=False), timeout=60).status_code == 200
+    )
 
 
 def test_sigterm_lets_running_requests_finish_and_exits_0(server: LiveServer) -> None:
