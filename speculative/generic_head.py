@@ -109,13 +109,13 @@ class GenericHead(nn.Module):
         self.layers = [TransformerBlock(args) for _ in range(config.num_layers)]
         self.norm = nn.RMSNorm(size, eps=eps)
 
-    def fuse(self, taps: mx.array) -> mx.array:
-        """Concatenated target taps [B, L, taps * H] to the hidden [B, L, H] that `__call__` reads.
+    def fuse(self, features: mx.array) -> mx.array:
+        """Concatenated target hiddens [B, L, taps * H] to the hidden [B, L, H] that `__call__` reads.
 
         The identity when the head reads only the hidden after the final norm. Chained hiddens are the head's
         own outputs and must not pass here.
         """
-        return self.tap_fc(taps) if "tap_fc" in self else taps
+        return self.tap_fc(features) if "tap_fc" in self else features
 
     def __call__(
         self, embeddings: mx.array, hiddens: mx.array, cache: list[KVCache] | None = None

@@ -49,6 +49,7 @@ class Target:
         if not hasattr(self._inner, "embed_tokens"):
             raise ValueError(f"model type {self.model_type!r} has no inner model with embed_tokens to tap")
         self.attention: AttentionRows = "block"
+        self.selected = False
         self._taps: tuple[int, ...] = ()
         install_hooks(model)
         install_rowwise_latent(model)
