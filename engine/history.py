@@ -29,13 +29,17 @@ class DraftHistory:
         """A chunk of prompt gave features [1, L, F]."""
         self.drafter.prime(self.state, token_ids, features)
 
+    @property
+    def can_draft(self) -> bool:
+        """Whether there is anything to draft from; not so at the first token of a one-token prompt."""
+        return bool(self._tokens) or self.state.waiting is not None or self.state.length > 0
+
     def catch_up(self, bonus: int) -> None:
         """Tell the drafter everything up to `bonus`, the decided token the target has not been fed."""
-        if not self._tokens:
-            return
-        self.drafter.prime(self.state, self._tokens, mx.concatenate(self._features, axis=1))
-        self._tokens, self._features = [], []
+        if self._tokens:
+            self.drafter.prime(self.state, self._tokens, mx.concatenate(self._features, axis=1))
+            self._tokens, self._features = [], []
         waiting = self.state.waiting
-        if waiting is None:
-            raise RuntimeError("a history that was just primed has no feature waiting")
-        self.drafter.extend(self.state, [bonus], waiting)
+        # Nothing waits after a round: it has told the drafter of its last token already.
+        if waiting is not None:
+            self.drafter.extend(self.state, [bonus], waiting)

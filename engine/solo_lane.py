@@ -43,9 +43,9 @@ class SoloLane:
     def step(self) -> TokensEmitted | None:
         """Take one step; the caller looks at the sequence's finish reason afterwards."""
         decoding, picker = self._occupied()
-        course = decoding.course
-        step = next_step(course, decoding.sequence.remaining_tokens)
-        if step == "plain" or decoding.pending is not None:
+        step = next_step(decoding.course, decoding.sequence.remaining_tokens)
+        can_draft = decoding.history is not None and decoding.history.can_draft
+        if step == "plain" or decoding.pending is not None or not can_draft:
             return self._single(decoding, picker, "plain")
         if step == "probe":
             return self._single(decoding, picker, "probe")
