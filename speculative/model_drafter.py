@@ -15,7 +15,7 @@ from speculative.target import Target
 
 
 class ModelState:
-    """Caches of the draft model holding `length` tokens of the text, and decided tokens it has yet to read."""
+    """Caches of the draft model with `length` tokens of the text, and decided tokens it has yet to read."""
 
     def __init__(self, caches: list[Any]) -> None:
         self.caches = caches
