@@ -1,0 +1,43 @@
+"""The engine's settings; values only, checked once, never read from the environment here."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one engine loads and runs its model.
+
+    `model` is the embedded model's name (optionally with `-float32` or `-4bit`), a directory with an MLX
+    checkpoint, or a hub id. `num_slots` sequences decode together. A prefill chunk is sized to about
+    `prefill_chunk_s` seconds of work. `context_length` 0 keeps the model's own. `threads` 0 uses every core.
+    """
+
+    model: str = EMBEDDED_MODEL
+    num_slots: int = 4
+    prefill_chunk_s: float = 0.5
+    context_length: int = 0
+    threads: int = 0
+    cache_root: str = ""
+    prompt_cache_bytes: int = 512 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Check ranges; raises ValueError naming the value and the legal range."""
+        if not 1 <= self.num_slots <= 256:
+            raise ValueError(f"num_slots (--parallel) is {self.num_slots}, legal: 1 to 256")
+        if not 0.01 <= self.prefill_chunk_s <= 60:
+            raise ValueError(f"prefill_chunk_s is {self.prefill_chunk_s}, legal: 0.01 to 60")
+        if self.context_length < 0:
+            raise ValueError(
+                f"context_length (--ctx-size) is {self.context_length}, legal: 0 (the model's own) or more"
+            )
+        if not 0 <= self.threads <= 1024:
+            raise ValueError(f"threads is {self.threads}, legal: 0 (every core) to 1024")
+        if self.prompt_cache_bytes < 0:
+            raise ValueError(f"prompt_cache_bytes is {self.prompt_cache_bytes}, legal: 0 (off) or more")
+
+    def cache_path(self) -> Path:
+        """Folder for files derived once per machine."""
+        return Path(self.cache_root) if self.cache_root else Path.home() / ".cache" / "mlxcel"

@@ -1,0 +1,108 @@
+"""The command line: parses, resolves settings, hands over. Usage errors exit with code 2 and one sentence."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from configs.schema import Effective, SettingsError, resolve
+
+app = typer.Typer(
+    name="mtp-serve",
+    help="Serve a language model with measured multi-token-prediction speculation.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+UrlOption = Annotated[str, typer.Option(help="Base URL of a running server.")]
+KeyOption = Annotated[str | None, typer.Option(help="API key of the server.", envvar="MTP_SERVE_API_KEY")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs.")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Checkpoint directory, hub id or embedded model.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Requests generated at the same time.")] = None,
+    max_queue_depth: Annotated[int | None, typer.Option(help="Requests that may wait for a slot.")] = None,
+    ctx_size: Annotated[
+        int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads for matrix products; 0 is every core.")
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Model name shown to clients.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Accepted API key; repeat for several.")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with one accepted API key per line.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join instead of starting a local one.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+) -> None:
+    """Serve a model over HTTP until stopped."""
+    from serve_app import server  # noqa: PLC0415 - Ray costs seconds that other commands need not pay
+    from serve_app.auth import read_api_key_file  # noqa: PLC0415
+
+    try:
+        keys = [*(api_key or []), *(read_api_key_file(api_key_file) if api_key_file else [])]
+    except (OSError, ValueError) as error:
+        raise _usage_error(str(error)) from error
+    effective = _resolve(
+        config,
+        {
+            "engine.model": model,
+            "engine.num_slots": parallel,
+            "engine.context_length": ctx_size,
+            "engine.threads": threads,
+            "http.host": host,
+            "http.port": port,
+            "http.served_model_name": served_model_name,
+            "http.api_keys": tuple(keys) or None,
+            "scheduler.max_queue_depth": max_queue_depth,
+        },
+    )
+    try:
+        code = server.run(effective, address)
+    except server.StartError as error:
+        raise _usage_error(str(error)) from error
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """Say what a running server has decided about speculation, and why."""
+    from serve_app import status as status_page  # noqa: PLC0415
+
+    try:
+        body = status_page.fetch(url, api_key)
+    except status_page.StatusError as error:
+        errors.print(str(error))
+        raise typer.Exit(1) from error
+    typer.echo(status_page.as_json(body) if as_json else status_page.sentence(body))
+
+
+def _resolve(config: Path | None, flags: dict[str, object]) -> Effective:
+    try:
+        return resolve(config, os.environ, flags)
+    except SettingsError as error:
+        raise _usage_error(str(error)) from error
+
+
+def _usage_error(message: str) -> typer.Exit:
+    errors.print(f"mtp-serve: {message}")
+    return typer.Exit(2)

@@ -1,0 +1,79 @@
+"""An engine on the tiny checkpoint, and a way to run requests to their end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.blas import Blas
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loading import LoadedModel, load
+from messages.events import Event, Finished, TokensEmitted
+from messages.requests import GenerateRequest, RequestId, SamplingParams
+from tests import tiny
+
+NO_BLAS = Blas(source="vendored", version="", threads=1)
+
+Run = Callable[..., dict[str, list[Event]]]
+
+
+@pytest.fixture(scope="session")
+def loaded(tiny_checkpoint: Path) -> LoadedModel:
+    """The tiny checkpoint in memory."""
+    return load(EngineConfig(model=str(tiny_checkpoint)), NO_BLAS, lambda text: None)
+
+
+@pytest.fixture
+def make_engine(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """A warmed-up engine with a prefill chunk of 16 tokens."""
+
+    def make(**settings: object) -> Engine:
+        engine = Engine(loaded, EngineConfig(model="tiny", **settings))  # pyright: ignore[reportArgumentType]
+        monkeypatch.setattr("engine.engine.prefill_chunk", lambda *_: 16)
+        engine.warmup(lambda text: None)
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Engine]) -> Engine:
+    """An engine with four slots."""
+    return make_engine()
+
+
+def request(name: str = "r", prompt: str = "hello world", **changes: object) -> GenerateRequest:
+    """A greedy request for 12 tokens; keyword arguments go to the request or to its sampling."""
+    sampling = {k: changes.pop(k) for k in list(changes) if k in SamplingParams.__struct_fields__}
+    fields = {"max_tokens": 12, "ignore_eos": True} | changes
+    return GenerateRequest(
+        request_id=RequestId(name),
+        client="c",
+        prompt=tuple(tiny.tokenizer().encode(prompt).ids),
+        sampling=SamplingParams(**({"temperature": 0.0} | sampling)),  # pyright: ignore[reportArgumentType]
+        **fields,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def run(engine: Engine, *requests: GenerateRequest) -> dict[str, list[Event]]:
+    """Submit all, step until idle; events by request id."""
+    events: dict[str, list[Event]] = {r.request_id: [] for r in requests}
+    for item in requests:
+        engine.submit(item)
+    while engine.active:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return events
+
+
+def text_of(events: list[Event]) -> str:
+    """All text of a request."""
+    return "".join(event.text for event in events if isinstance(event, TokensEmitted))
+
+
+def finish_of(events: list[Event]) -> Finished:
+    """The closing event."""
+    last = events[-1]
+    assert isinstance(last, Finished)
+    return last
