@@ -22,7 +22,7 @@ from engine.sequence import Sequence
 from engine.solo_lane import SoloLane
 from engine.speculator import Speculator
 from messages.events import Cancelled, Event, Failed, TokensEmitted
-from messages.policy import Sample
+from messages.policy import Counts, Sample
 from messages.requests import GenerateRequest, RequestId
 from speculative.target import Target
 
@@ -40,7 +40,7 @@ class Engine:
         target: Target | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        """`target` and `speculator` come together, for a model with a drafter. `warmup` comes before `step`."""
+        """`target` and `speculator` come together, with a drafter. `warmup` comes before `step`."""
         self._loaded = loaded
         self._config = config
         self._target = target
@@ -59,6 +59,11 @@ class Engine:
     def active(self) -> tuple[RequestId, ...]:
         """Requests being worked on, queued ones included."""
         return tuple(self._sequences)
+
+    @property
+    def counts(self) -> Counts | None:
+        """What happened to attempts to speculate, None without a drafter."""
+        return self._speculator.counts if self._speculator else None
 
     def warmup(self, progress: Callable[[str], None]) -> None:
         """Run the model once to compile kernels, and fix the prefill chunk for the engine's life."""

@@ -38,6 +38,14 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Requests generated at the same time.")] = None,
     max_queue_depth: Annotated[int | None, typer.Option(help="Requests that may wait for a slot.")] = None,
+    model_draft: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter; `auto` for the one that comes with the model, `none`."),
+    ] = None,
+    draft_kind: Annotated[str | None, typer.Option(help="mtp, model, or auto to look.")] = None,
+    draft_block_size: Annotated[
+        int | None, typer.Option(help="Rows per verify forward, 2 to 16; 0 is the drafter's own.")
+    ] = None,
     ctx_size: Annotated[
         int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")
     ] = None,
@@ -69,6 +77,9 @@ def serve(
             "engine.num_slots": parallel,
             "engine.context_length": ctx_size,
             "engine.threads": threads,
+            "engine.draft_model": model_draft,
+            "engine.draft_kind": draft_kind,
+            "engine.draft_block_size": draft_block_size,
             "http.host": host,
             "http.port": port,
             "http.served_model_name": served_model_name,
