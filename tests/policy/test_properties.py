@@ -79,11 +79,14 @@ WILD_SAMPLES = st.builds(
     WILD_SLICES,
     st.floats(),
 )
-SWITCHES = st.builds(
-    Switches,
-    pin=st.sampled_from([None, None, True, False]),
-    adaptive=st.booleans(),
-    allow_inexact=st.booleans(),
+SWITCHES = st.sampled_from(
+    [
+        *[Switches()] * 4,
+        Switches(pin=True),
+        Switches(pin=False),
+        Switches(adaptive=False, pin=True),
+        Switches(allow_inexact=True),
+    ]
 )
 CONFIGS = st.builds(PolicyConfig, estimator=st.sampled_from(["paired", "paired", "measured", "upper_bound"]))
 
@@ -98,6 +101,7 @@ def check_contract(snapshot: PolicySnapshot) -> None:
     assert (decoded.mtp_enabled is None) == (decoded.reason == "worker_not_ready")
     assert (decoded.samples_remaining is not None) == (decoded.state == "profiling")
     if decoded.state == "profiling":
+        assert 0 <= decoded.samples <= 3
         assert decoded.samples + (decoded.samples_remaining or 0) == 4
         assert decoded.mtp_enabled is True
     if decoded.state == "settled":
@@ -162,6 +166,11 @@ class PolicyServer(RuleBasedStateMachine):
                     self.samples_since[name] = 0
                 self.settled[name] = state
 
+    @rule(model=MODELS)
+    def attach_exact(self, model: ModelName) -> None:
+        """A replica loads as it should."""
+        self.attach(model, "1", dispatch(), Exactness(exact=True))
+
     @rule(model=MODELS, incarnation=INCARNATIONS, of=DISPATCHES, exactness=EXACTNESS)
     def attach(self, model: ModelName, incarnation: str, of: Dispatch, exactness: Exactness) -> None:
         """A replica reports."""
@@ -182,14 +191,11 @@ class PolicyServer(RuleBasedStateMachine):
         """A replica leaves."""
         self.fold(Detach(model=model, incarnation=incarnation))
 
-    @rule(
-        model=MODELS,
-        incarnation=INCARNATIONS,
-        each=SAMPLES | WILD_SAMPLES,
-        times=st.sampled_from([1, 2, 4, 9]),
-    )
-    def record(self, model: ModelName, incarnation: str, each: Sample, times: int) -> None:
-        """Measured requests finish."""
+    @rule(chosen=st.integers(0, 3), each=SAMPLES | WILD_SAMPLES, times=st.sampled_from([1, 2, 5, 9]))
+    def record(self, chosen: int, each: Sample, times: int) -> None:
+        """Measured requests of a live replica finish, or of one that is unknown."""
+        live = [(model, replica.incarnation) for model, replica in sorted(self.cluster.replicas.items())]
+        model, incarnation = [*live, (ModelName("gone"), "0")][chosen % (len(live) + 1)]
         for _ in range(times):
             self.now += 0.1
             self.fold(msgspec.structs.replace(each, model=model, incarnation=incarnation))
