@@ -104,7 +104,7 @@ def status(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: Jso
     except status_page.StatusError as error:
         errors.print(str(error))
         raise typer.Exit(1) from error
-    typer.echo(status_page.as_json(body) if as_json else status_page.sentence(body))
+    typer.echo(status_page.as_json(body) if as_json else status_page.describe(body))
 
 
 def _resolve(config: Path | None, flags: dict[str, object]) -> Effective:

@@ -26,7 +26,7 @@ def load_drafter(folder: Path, target: Target, options: DraftOptions) -> Drafter
     config = json.loads((folder / "config.json").read_text())
     model_type = config.get("model_type")
     if model_type == MODEL_TYPE and options.kind != "model":
-        drafter: Drafter = load_generic_drafter(folder, options.bits or None)
+        drafter: Drafter = load_generic_drafter(folder, target.dtype, options.bits or None)
     elif options.kind == "mtp":
         raise ValueError(f"model_type {model_type!r} is no MTP drafter known here")
     else:
