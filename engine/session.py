@@ -27,6 +27,8 @@ log = structlog.get_logger()
 # A probe that takes longer than this is finished while the engine is idle. Requests that come meanwhile are
 # served plainly, under whichever kernel selection the probe is trying.
 _BOOT_PROBE_S = 2.0
+# Both arms of the probe share their prefill, so its chunks need not be those of requests.
+_MIN_PROBE_CHUNK = 128
 
 
 class DraftFacts(Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ class Session:
             self._speculation,
             ProbeStore(self._config.cache_path()),
             self._card.context_length,
-            self.engine.prefill_chunk,
+            max(self.engine.prefill_chunk, _MIN_PROBE_CHUNK),
         )
 
     def _probe_at_boot(self, progress: Callable[[str], None]) -> None:

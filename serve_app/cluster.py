@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.names import NAMESPACE
+
 # What Ray needs to know before it is imported or started; a value the operator has set wins.
 _COMMON = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -42,7 +44,7 @@ def connect(address: str | None) -> None:
     import ray  # noqa: PLC0415 - after its environment
     from ray import serve  # noqa: PLC0415
 
-    common: dict[str, Any] = {"namespace": "mtp-serve", "logging_level": "ERROR"}
+    common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": "ERROR"}
     if address:
         ray.init(address=address, log_to_driver=True, **common)
     else:

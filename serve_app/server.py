@@ -16,6 +16,7 @@ from rich.console import Console
 from configs.schema import Effective
 from serve_app import cluster
 from serve_app.logs import configure_logging
+from serve_app.names import APP_NAME
 
 log = structlog.get_logger()
 screen = Console(highlight=False, soft_wrap=True)
@@ -53,7 +54,7 @@ def run(effective: Effective, address: str | None) -> int:
 def _serve(effective: Effective, stop: threading.Event) -> int:
     from ray import serve  # noqa: PLC0415 - after its environment
 
-    from serve_app.build import APP_NAME, application  # noqa: PLC0415
+    from serve_app.build import application  # noqa: PLC0415
 
     settings = effective.settings
     handle = serve.run(application(settings), name=APP_NAME, route_prefix=None, blocking=False)
