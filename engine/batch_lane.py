@@ -1,95 +1,136 @@
-"""The batch lane: mlx-lm's BatchGenerator, fed with sequences and drained token by token.
+"""The batch lane: mlx-lm's BatchGenerator, fed with decoding sequences and drained token by token.
 
 Owns the mapping between sequences and the generator's rows; decides nothing about when a sequence ends.
 """
 
-from typing import Any
-
 import mlx.core as mx
-from mlx import nn
 from mlx_lm.generate import BatchGenerator, StopSequences
 from msgspec import Struct
 
+from engine.decoding import Decoding
+from engine.forwarder import Forwarder, RecordingModel
 from engine.sampling import logits_processors, row_sampler
-from engine.sequence import Sequence
 from messages.requests import RequestId
 
 
 class RowToken(Struct, frozen=True, gc=False):
-    """One token of one row with its log-probability row [vocabulary], natural log."""
+    """One token of one row with its log-probability row [V], natural log."""
 
-    sequence: Sequence
+    decoding: Decoding
     token_id: int
     logprobs: mx.array
 
 
-class KVState(Struct, frozen=True):
-    """A sequence's caches and the token ids they hold, in order."""
-
-    caches: list[Any]
-    token_ids: list[int]
-
-
 class BatchLane:
-    """Sequences that decode together, one token per row per step.
+    """Sequences that decode together, one token per row per step."""
 
-    Prompts are prefilled one at a time in chunks of `prefill_chunk` tokens, so the bytes of a prompt's cache
-    never depend on which other prompts arrived with it.
-    """
-
-    def __init__(self, model: nn.Module, num_slots: int, prefill_chunk: int, context_length: int) -> None:
+    def __init__(self, forwarder: Forwarder, num_slots: int, context_length: int) -> None:
         """`context_length` bounds how far back penalties look, in tokens."""
         self._context_length = context_length
-        self._rows: dict[int, Sequence] = {}
-        self._uids: dict[RequestId, int] = {}
+        self._rows: dict[int, Decoding] = {}
+        # Rows whose bonus has been inserted but not yet fed, in the order the generator will feed them.
+        self._unfed: list[int] = []
+        self._model = RecordingModel(forwarder)
         self._generator = BatchGenerator(
-            model,
-            completion_batch_size=num_slots,
-            prefill_batch_size=1,
-            prefill_step_size=prefill_chunk,
+            self._model, completion_batch_size=num_slots, prefill_batch_size=num_slots
         )
 
     def __len__(self) -> int:
-        """Number of sequences in the lane, prefilling ones included."""
+        """Number of sequences in the lane."""
         return len(self._rows)
 
-    def insert(self, sequence: Sequence, state: KVState | None = None) -> None:
-        """Add a sequence; `state` holds caches for a prefix of its tokens, never all of them."""
+    def sole(self) -> Decoding | None:
+        """The only sequence in the lane, if there is exactly one."""
+        return next(iter(self._rows.values())) if len(self._rows) == 1 else None
+
+    def insert(self, decoding: Decoding) -> None:
+        """Add a sequence without a pending step."""
+        sequence = decoding.sequence
         request = sequence.request
-        tokens = [*request.prompt, *sequence.token_ids]
-        prefix = state.token_ids if state else []
+        known = [*request.prompt, *sequence.token_ids]
         (uid,) = self._generator.insert(
-            [tokens[len(prefix) :]],
+            [[decoding.bonus]],
             # One above what the sequence may emit: ending it is the sequence's decision.
             max_tokens=[sequence.remaining_tokens + 1],
-            caches=[state.caches] if state else None,
-            all_tokens=[list(prefix)],
-            samplers=[row_sampler(request.sampling, len(sequence.token_ids))],
+            caches=[decoding.caches],
+            all_tokens=[known[:-1]],
+            samplers=[row_sampler(request.sampling, decoding.position)],
             logits_processors=[
                 logits_processors(request.sampling, len(request.prompt), self._context_length)
             ],
             stop_sequences=[StopSequences()],
         )
-        self._rows[uid] = sequence
-        self._uids[request.request_id] = uid
+        self._rows[uid] = decoding
+        self._unfed.append(uid)
 
     def step(self) -> list[RowToken]:
-        """Run one decode step and one prefill chunk; returns the tokens that became known."""
+        """Run one decode step; returns the tokens that became known."""
+        fed = [uid for uid in self._generator._generation_batch.uids if uid in self._rows]
         _, responses = self._generator.next()
+        calls = self._take_calls()
+        if fed:
+            features = calls.pop(0)
+            for index, response in enumerate(responses):
+                self._fed(response.uid, int(response.token), features, index)
+        if calls:
+            # The generator feeds what was inserted since the last step in one further call.
+            features = calls.pop(0)
+            for index, uid in enumerate(self._unfed):
+                self._note(self._rows[uid], self._rows[uid].bonus, features, index)
+            self._unfed = []
         return [RowToken(self._rows[r.uid], int(r.token), r.logprobs) for r in responses]
 
-    def remove(self, request_id: RequestId, keep_state: bool = False) -> KVState | None:
-        """Take a sequence out between steps; with `keep_state`, return its caches.
+    def leave(self, decoding: Decoding) -> tuple[int, mx.array] | None:
+        """Take a sequence out, giving it its caches and its pending token back.
 
-        Unknown ids are ignored, since a sequence may leave for two reasons at once.
+        Returns that token and its log-probability row: decided, not yet emitted. None when the sequence has
+        not been fed since it entered; its bonus is then still the one it came with.
         """
-        uid = self._uids.pop(request_id, None)
+        uid = self._uid(decoding.sequence.request.request_id)
         if uid is None:
-            return None
-        del self._rows[uid]
-        caches = self._generator.remove([uid], return_prompt_caches=keep_state)
-        return KVState(*caches[uid]) if keep_state else None
+            raise LookupError(f"{decoding.sequence.request.request_id} is not in the batch lane")
+        pending = self._pending(uid)
+        caches, _ = self._generator.remove([uid], return_prompt_caches=True)[uid]
+        decoding.caches = caches
+        self._forget(uid)
+        return pending
+
+    def remove(self, request_id: RequestId) -> None:
+        """Drop a sequence and its caches; unknown ids are ignored, it may have left for two reasons at once."""
+        uid = self._uid(request_id)
+        if uid is not None:
+            self._generator.remove([uid])
+            self._forget(uid)
 
     def close(self) -> None:
         """Release the generator's wired-memory limit."""
         self._generator.close()
+
+    def _pending(self, uid: int) -> tuple[int, mx.array] | None:
+        # BatchGenerator keeps the next token to itself; redrawing it would need a cache that can be cut.
+        batch = self._generator._generation_batch
+        if uid not in batch.uids:
+            return None
+        index = batch.uids.index(uid)
+        return int(batch._next_tokens[index].item()), batch._next_logprobs[index]
+
+    def _fed(self, uid: int, token_id: int, features: mx.array | None, index: int) -> None:
+        decoding = self._rows[uid]
+        self._note(decoding, token_id, features, index)
+        decoding.bonus = token_id
+
+    def _note(self, decoding: Decoding, token_id: int, features: mx.array | None, index: int) -> None:
+        if decoding.history is not None and features is not None:
+            decoding.history.note(token_id, features[index : index + 1])
+
+    def _take_calls(self) -> list[mx.array | None]:
+        calls, self._model.calls = self._model.calls, []
+        return calls
+
+    def _uid(self, request_id: RequestId) -> int | None:
+        found = (uid for uid, d in self._rows.items() if d.sequence.request.request_id == request_id)
+        return next(found, None)
+
+    def _forget(self, uid: int) -> None:
+        del self._rows[uid]
+        self._unfed = [other for other in self._unfed if other != uid]

@@ -1,7 +1,7 @@
 """The engine: five verbs (submit, abort, step, warmup, close) around one loaded model.
 
 Runs on exactly one thread, the one that loaded the model. Knows neither actors nor HTTP; what happened is
-told as events.
+told as events. One tick is one chunk of prefill and one step of whichever lane is in use.
 """
 
 import time
@@ -9,32 +9,51 @@ from collections import deque
 from collections.abc import Callable
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
 from engine.batch_lane import BatchLane
 from engine.config import EngineConfig
+from engine.course import PLAIN
+from engine.decoding import Decoding
+from engine.forwarder import Forwarder, PlainForwarder, TappedForwarder
 from engine.loading import LoadedModel
+from engine.prefill import Prefill
 from engine.prompt_cache import PromptCache
 from engine.sequence import Sequence
-from messages.events import Cancelled, Event, Failed
+from engine.solo_lane import SoloLane
+from engine.speculator import Speculator
+from messages.events import Cancelled, Event, Failed, TokensEmitted
+from messages.policy import Sample
 from messages.requests import GenerateRequest, RequestId
+from speculative.target import Target
 
 _WARMUP_TOKENS = 64
 _MIN_CHUNK, _MAX_CHUNK = 16, 2048
 
 
 class Engine:
-    """Generates for up to `num_slots` requests at once."""
+    """Generates for up to `num_slots` requests at once; `samples` gathers what the policy should hear."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        """The engine cannot step before `warmup` has sized its prefill chunk."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        target: Target | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        """`target` and `speculator` come together, for a model with a drafter. `warmup` comes before `step`."""
         self._loaded = loaded
         self._config = config
+        self._target = target
+        self._speculator = speculator
+        self._forwarder: Forwarder = TappedForwarder(target) if target else PlainForwarder(loaded.model)
         self._sequences: dict[RequestId, Sequence] = {}
         self._arrived: deque[Sequence] = deque()
-        self._lane: BatchLane | None = None
-        self._prompt_cache: PromptCache | None = None
-        self.prefill_chunk = 0
+        self._prefill: Prefill | None = None
+        self._decodings: dict[RequestId, Decoding] = {}
+        self.samples: list[Sample] = []
+        self.prefill_chunk = _MIN_CHUNK
+        self._prompt_cache = PromptCache(0, _MIN_CHUNK)
+        self._solo, self._batch = self._new_lanes()
 
     @property
     def active(self) -> tuple[RequestId, ...]:
@@ -50,85 +69,165 @@ class Engine:
         seconds = time.perf_counter() - started
         self.prefill_chunk = prefill_chunk(_WARMUP_TOKENS / seconds, self._config.prefill_chunk_s)
         self._prompt_cache = PromptCache(self._config.prompt_cache_bytes, self.prefill_chunk)
-        self._lane = self._new_lane()
 
     def submit(self, request: GenerateRequest) -> None:
         """Accept a request; its events come out of later steps."""
-        card = self._loaded.card
-        sequence = Sequence(request, self._loaded.tokenizer, card.eos_token_ids)
+        sequence = Sequence(request, self._loaded.tokenizer, self._loaded.card.eos_token_ids)
         self._sequences[request.request_id] = sequence
         self._arrived.append(sequence)
 
     def abort(self, request_id: RequestId) -> list[Event]:
         """Drop a request between steps; unknown ids give no event."""
-        sequence = self._sequences.pop(request_id, None)
+        sequence = self._sequences.get(request_id)
         if sequence is None:
             return []
         if sequence in self._arrived:
             self._arrived.remove(sequence)
-        self._ready_lane().remove(request_id)
+        if self._prefill is not None and self._prefill.sequence is sequence:
+            self._prefill = None
+        self._drop(sequence, cancelled=True)
         return [Cancelled(request_id=request_id)]
 
     def step(self) -> list[Event]:
         """Advance every active request; returns what happened, in order."""
-        lane = self._ready_lane()
-        while self._arrived:
-            self._admit(self._arrived.popleft())
-        events: list[Event] = []
-        for row in lane.step():
-            emitted = row.sequence.emit([row.token_id], [row.logprobs])
-            events += row.sequence.closing_events(emitted)
-            if row.sequence.finish_reason is not None:
-                self._retire(row.sequence)
+        events = self._step_lane()
+        events += self._step_prefill()
         return events
 
     def fail_all(self, message: str) -> list[Event]:
-        """End every request with an error and start from an empty lane, after a step raised."""
+        """End every request with an error and start from empty lanes, after a step raised."""
         events: list[Event] = [
             Failed(request_id=request_id, kind="internal", message=message) for request_id in self._sequences
         ]
         self._sequences.clear()
         self._arrived.clear()
-        self._ready_lane().close()
-        self._lane = self._new_lane()
+        self._decodings.clear()
+        self._prefill = None
+        self._batch.close()
+        self._solo, self._batch = self._new_lanes()
         return events
 
     def close(self) -> None:
         """Give back what the engine holds outside Python's memory."""
-        if self._lane is not None:
-            self._lane.close()
+        self._batch.close()
 
-    def _admit(self, sequence: Sequence) -> None:
-        state = self._ready_prompt_cache().fetch(sequence.request.prompt)
-        sequence.cached_tokens = len(state.token_ids) if state else 0
-        self._ready_lane().insert(sequence, state)
+    def _step_prefill(self) -> list[Event]:
+        """One chunk of the oldest waiting prompt; a finished prompt moves to a lane."""
+        if self._prefill is None:
+            if not self._arrived or len(self._decodings) >= self._config.num_slots:
+                return []
+            self._prefill = self._begin(self._arrived.popleft())
+        prefill = self._prefill
+        prefill.step()
+        if prefill.snapshot is not None:
+            self._prompt_cache.store(prefill.sequence.request.prompt, prefill.snapshot)
+        if not prefill.is_done:
+            return []
+        self._prefill = None
+        return self._begin_decoding(prefill)
 
-    def _retire(self, sequence: Sequence) -> None:
-        request = sequence.request
-        del self._sequences[request.request_id]
-        cache = self._ready_prompt_cache()
-        state = self._ready_lane().remove(request.request_id, keep_state=cache.wants(request.prompt))
-        if state is not None:
-            cache.store(request.prompt, state)
+    def _begin(self, sequence: Sequence) -> Prefill:
+        speculator, request = self._speculator, sequence.request
+        course = speculator.plan(request) if speculator else PLAIN
+        start = self._prompt_cache.fetch(request.prompt, with_history=course.speculates)
+        history = speculator.history(course, start) if speculator else None
+        sequence.course = course
+        return Prefill(sequence, self._forwarder, self.prefill_chunk, start, history)
+
+    def _begin_decoding(self, prefill: Prefill) -> list[Event]:
+        sequence = prefill.sequence
+        decoding = Decoding(sequence, prefill.caches, prefill.history)
+        decoding.course = sequence.course
+        if self._speculator is not None:
+            decoding.measurement = self._speculator.measurement(sequence.course)
+        self._decodings[sequence.request.request_id] = decoding
+        if len(self._decodings) == 1:
+            self._solo.enter(decoding)
+            return []
+        events = self._solo_to_batch()
+        self._batch.insert(decoding)
+        return events
+
+    def _step_lane(self) -> list[Event]:
+        if (decoding := self._solo.decoding) is not None:
+            before = decoding.sequence.draft
+            events = self._emitted(decoding, self._solo.step())
+            if before is None and decoding.sequence.draft is not None and self._speculator is not None:
+                self._speculator.note_burst()
+            return events
+        if not len(self._batch):
+            return []
+        events = []
+        for row in self._batch.step():
+            events += self._emitted(
+                row.decoding, row.decoding.sequence.emit([row.token_id], row.logprobs[None])
+            )
+        return events + self._batch_to_solo()
+
+    def _solo_to_batch(self) -> list[Event]:
+        """Move the solo sequence over, once its step under way is finished."""
+        decoding = self._solo.decoding
+        if decoding is None:
+            return []
+        events = self._emitted(decoding, self._solo.settle())
+        # The settled token may have been its last.
+        if self._solo.decoding is not None:
+            self._batch.insert(self._solo.leave())
+        return events
+
+    def _batch_to_solo(self) -> list[Event]:
+        """When one sequence is left in the batch and none is about to join it, it goes on alone."""
+        decoding = self._batch.sole()
+        if decoding is None or self._prefill is not None or self._arrived:
+            return []
+        pending = self._batch.leave(decoding)
+        self._solo.enter(decoding)
+        if pending is None:
+            return []
+        token_id, logprobs = pending
+        decoding.bonus = token_id
+        return self._emitted(decoding, decoding.sequence.emit([token_id], logprobs[None]))
+
+    def _emitted(self, decoding: Decoding, event: TokensEmitted | None) -> list[Event]:
+        sequence = decoding.sequence
+        events = sequence.closing_events(event)
+        if sequence.finish_reason is not None:
+            self._drop(sequence, cancelled=False)
+        return events
+
+    def _drop(self, sequence: Sequence, cancelled: bool) -> None:
+        """Forget a sequence wherever it is, and keep what was measured."""
+        request_id = sequence.request.request_id
+        del self._sequences[request_id]
+        decoding = self._decodings.pop(request_id, None)
+        if decoding is None:
+            return
+        if self._solo.decoding is decoding:
+            self._solo.leave()
+        self._batch.remove(request_id)
+        self._report(decoding, cancelled)
+
+    def _report(self, decoding: Decoding, cancelled: bool) -> None:
+        speculator, sequence = self._speculator, decoding.sequence
+        if speculator is None:
+            return
+        if sequence.course.speculates and sequence.draft is None:
+            speculator.note_decline("concurrent" if decoding.course.speculates else "drafter_failed")
+        if decoding.measurement is not None:
+            sample = speculator.sample(sequence, decoding.measurement, cancelled)
+            if sample is not None:
+                self.samples.append(sample)
 
     def _forward(self, num_tokens: int) -> None:
         tokens = mx.arange(num_tokens)[None] % self._loaded.card.vocab_size
-        mx.eval(self._loaded.model(tokens, cache=make_prompt_cache(self._loaded.model)))
+        mx.eval(self._forwarder(tokens, self._forwarder.make_cache()).logits)
 
-    def _new_lane(self) -> BatchLane:
-        return BatchLane(
-            self._loaded.model, self._config.num_slots, self.prefill_chunk, self._loaded.card.context_length
+    def _new_lanes(self) -> tuple[SoloLane, BatchLane]:
+        context_length = self._loaded.card.context_length
+        return (
+            SoloLane(self._forwarder, self._target, context_length),
+            BatchLane(self._forwarder, self._config.num_slots, context_length),
         )
-
-    def _ready_lane(self) -> BatchLane:
-        if self._lane is None:
-            raise RuntimeError("the engine has not been warmed up")
-        return self._lane
-
-    def _ready_prompt_cache(self) -> PromptCache:
-        if self._prompt_cache is None:
-            raise RuntimeError("the engine has not been warmed up")
-        return self._prompt_cache
 
 
 def prefill_chunk(tokens_per_second: float, seconds: float) -> int:

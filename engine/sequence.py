@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
+from engine.course import PLAIN, Course
 from engine.text import TextStream, token_text
 from messages.events import (
     DraftTimings,
@@ -35,6 +36,7 @@ class Sequence:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.cached_tokens = 0
+        self.course: Course = PLAIN
         self.draft: DraftTimings | None = None
         self._tokenizer = tokenizer
         self._eos = frozenset(() if request.ignore_eos else eos_token_ids)
@@ -47,11 +49,11 @@ class Sequence:
         """How many more tokens this request may emit."""
         return self.request.max_tokens - len(self.token_ids)
 
-    def emit(self, token_ids: Seq[int], logprobs: Seq[mx.array]) -> TokensEmitted | None:
+    def emit(self, token_ids: Seq[int], logprobs: mx.array) -> TokensEmitted | None:
         """Take the tokens of one step or round in order, up to the one that ends the sequence.
 
-        `logprobs` holds one natural-log row [vocabulary] per token and is read only when the request asked
-        for log-probabilities. Returns the event to send, None when nothing became visible.
+        `logprobs` [tokens, vocabulary], natural log, is read only when the request asked for
+        log-probabilities. Returns the event to send, None when nothing became visible.
         """
         pieces: list[str] = []
         kept: list[int] = []

@@ -29,7 +29,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     """One generation: token ids in, events out.
 
     `top_logprobs` is None when log-probabilities were not asked for, otherwise how many alternatives (0-20)
-    accompany each token. `client` is the stream over which this request's events travel.
+    accompany each token. `client` is the stream over which this request's events travel. `speculative` None
+    leaves it to the policy, False decodes plainly, True speculates whenever that is exact here.
     """
 
     request_id: RequestId
@@ -40,3 +41,4 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     ignore_eos: bool = False
+    speculative: bool | None = None

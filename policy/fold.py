@@ -122,6 +122,11 @@ def _report(cluster: Cluster, message: Renew | ExactnessFound | Sample | Detach)
             return _progress(cluster, replica.key, message if isinstance(message, Sample) else None)
 
 
+def _is_of(entry: Entry, sample: Sample) -> bool:
+    """Whether the sample was drafted at the pairing's block size; one begun before a change of K was not."""
+    return len(sample.accepted_per_position) == entry.dispatch.pairing.block_size - 1
+
+
 def _progress(cluster: Cluster, key: str | None, sample: Sample | None) -> Cluster:
     """Fold a sample into its pairing and keep the books on whether anything gets through."""
     if key is None:
@@ -129,7 +134,7 @@ def _progress(cluster: Cluster, key: str | None, sample: Sample | None) -> Clust
     entry = cluster.entries[key]
     total = counts_of(cluster, key)
     ran = not isinstance(entry.state, Profiling) and total.bursts > entry.baseline.bursts
-    if sample is not None:
+    if sample is not None and _is_of(entry, sample):
         state = machine.observe(rules_of(cluster, entry), entry.state, sample)
         qualifying = qualifies(cluster.config, sample)
         ran = ran or qualifying

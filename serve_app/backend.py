@@ -1,5 +1,6 @@
 """What the HTTP layer asks of the world behind it; it knows no actors, only these calls."""
 
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from messages.events import Event
@@ -23,14 +24,8 @@ class BusyError(ServerError):
         self.busy = busy
 
 
-class EventStream(Protocol):
-    """The events of one request up to a terminal one; `aclose` cancels it. Async generators fit."""
-
-    def __aiter__(self) -> "EventStream": ...
-
-    async def __anext__(self) -> Event: ...
-
-    async def aclose(self) -> None: ...
+# The events of one request up to a terminal one; closing it cancels the request.
+EventStream = AsyncGenerator[Event, None]
 
 
 class Backend(Protocol):

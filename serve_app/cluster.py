@@ -3,6 +3,7 @@
 Everything here runs in the driver process. Ray is imported late, because it reads its environment at import.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -53,6 +54,7 @@ def connect(address: str | None) -> None:
             object_store_memory=100_000_000,
             **common,
         )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         proxy_location="Disabled",
         logging_config={"enable_access_log": False, "log_level": "WARNING"},

@@ -30,9 +30,10 @@ class Ingress:
     def __init__(self, config: HttpConfig, backend: RayBackend) -> None:
         """Listen at once; raises OSError when the port is taken. Needs a running event loop."""
         self._backend = backend
+        self._app = create_app(backend, config)
         self._server = _Server(
             uvicorn.Config(
-                create_app(self._backend, config),
+                self._app,
                 log_config=None,
                 access_log=False,
                 timeout_keep_alive=30,
@@ -40,7 +41,9 @@ class Ingress:
             )
         )
         sock = _listen(config.host, config.port)
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[sock]))
+        loop = asyncio.get_running_loop()
+        self._serving = loop.create_task(self._server.serve(sockets=[sock]))
+        self._preparing = loop.create_task(self._prepare())
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new connections, let running requests finish for up to `timeout_s` seconds."""
@@ -54,7 +57,15 @@ class Ingress:
         if status is None:
             return {"state": "loading", "detail": "starting the model process", "model": ""}
         name = status.card.model_id if status.card else ""
-        return {"state": status.state, "detail": status.detail, "model": name}
+        state, detail = status.state, status.detail
+        if state == "ready" and not self._preparing.done():
+            state, detail = "loading", "building the tokenizer"
+        return {"state": state, "detail": detail, "model": name}
+
+    async def _prepare(self) -> None:
+        """Build the tokenizer as soon as the model is there, so that the first request need not wait."""
+        await self._backend.until_ready()
+        await self._app.prepare()
 
     def check_health(self) -> None:
         """Raise when the listener or a reader has died, so that Serve replaces this replica."""

@@ -52,6 +52,7 @@ class RayBackend:
         self._snapshot: PolicySnapshot | None = None
         self._load: SchedulerLoad | None = None
         self._boxes: dict[RequestId, asyncio.Queue[Event]] = {}
+        self._ready = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._readers = [
             self._spawn(reader()) for reader in (self._read_model, self._read_policy, self._poll_scheduler)
@@ -60,6 +61,10 @@ class RayBackend:
     def status(self) -> ModelStatus | None:
         """Newest known state of the model."""
         return self._status
+
+    async def until_ready(self) -> None:
+        """Wait until a replica is ready to serve."""
+        await self._ready.wait()
 
     def load(self) -> SchedulerLoad | None:
         """Newest known books of the scheduler."""
@@ -134,6 +139,10 @@ class RayBackend:
         match message:
             case ModelStatus():
                 self._status = message
+                if message.state == "ready":
+                    self._ready.set()
+                else:
+                    self._ready.clear()
             case EventBatch(events=events):
                 for event in events:
                     if (box := self._boxes.get(event.request_id)) is not None:
@@ -142,6 +151,7 @@ class RayBackend:
                 pass
 
     def _lose_model(self) -> None:
+        self._ready.clear()
         if self._status is not None:
             self._status = replace(
                 self._status, state="loading", detail="the model process ended; waiting for its restart"

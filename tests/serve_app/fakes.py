@@ -159,15 +159,15 @@ def emitted(request: GenerateRequest, text: str, token_id: int = 7) -> TokensEmi
 
 
 class Exchange:
-    """One request spoken to an ASGI app in process, whose client may leave at any moment."""
+    """One request spoken to an ASGI app in process, whose client may leave at any moment.
 
-    def __init__(self, app: Any, path: str, body: bytes, *, chunks: Sequence[bytes] | None = None) -> None:
+    A `window` above 0 is how many messages fit on the line while the client does not read.
+    """
+
+    def __init__(self, app: Any, path: str, body: bytes, *, window: int = 0) -> None:
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        parts = [body] if chunks is None else list(chunks)
-        for index, part in enumerate(parts):
-            more = index + 1 < len(parts)
-            self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": more})
-        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue(window)
         self.scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},

@@ -293,6 +293,21 @@ async def test_a_client_that_leaves_ends_its_generation(
     await exchange.finish()
 
 
+async def test_a_client_that_stops_reading_and_leaves_ends_its_generation(
+    backend: FakeBackend, app: HttpApp
+) -> None:
+    """The app is then stuck in a write, not waiting for the model."""
+    backend.script = ("Hello", " world", HANG)
+    body = msgspec.json.encode({**TEXT, "stream": True})
+    exchange = Exchange(app, "/v1/completions", body, window=1)
+    await asyncio.wait_for(backend.started.wait(), 5)
+    while not exchange.sent.full():
+        await asyncio.sleep(0)
+    exchange.leave()
+    await exchange.finish()
+    assert backend.cancelled.is_set()
+
+
 async def test_a_finished_generation_is_not_cancelled(backend: FakeBackend, app: HttpApp) -> None:
     """Closing the stream of events after its end means nothing."""
     exchange = Exchange(app, "/v1/completions", msgspec.json.encode({**TEXT, "stream": True}))

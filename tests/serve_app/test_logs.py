@@ -6,11 +6,17 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import structlog
 
+from messages.events import Failed
+from messages.requests import RequestId
+from serve_app.config import HttpConfig
 from serve_app.context import RequestContext
+from serve_app.http import create_app
 from serve_app.logs import configure_logging, log_access, log_crash
+from tests.serve_app.fakes import FakeBackend
 
 
 @pytest.fixture
@@ -70,3 +76,29 @@ def test_an_unknown_level_is_refused() -> None:
     """With the legal ones named."""
     with pytest.raises(ValueError, match="debug, info, warning, error; got 'loud'"):
         configure_logging("loud")
+
+
+async def test_a_request_leaves_its_id_in_the_log_and_nothing_private(
+    stream: io.StringIO, backend: FakeBackend
+) -> None:
+    """Neither the prompt, the reply nor the key, also when the engine or a defect ends it."""
+    transport = httpx.ASGITransport(app=create_app(backend, HttpConfig(api_keys=("sk-secret",))))
+    headers = {"authorization": "Bearer sk-secret", "x-request-id": "trace-7"}
+    failed = Failed(request_id=RequestId("r"), kind="internal", message="kernel launch failed")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        for script in (("private reply",), (failed,), (KeyError("private prompt"),)):
+            backend.script = script
+            await client.post("/v1/completions", json={"prompt": "private prompt"})
+    logged = lines(stream)
+    assert [line["event"] for line in logged] == [
+        "request",
+        "generation_failed",
+        "request",
+        "crash",
+        "request",
+    ]
+    assert {line["request_id"] for line in logged} == {"trace-7"}
+    assert [line["status"] for line in logged if line["event"] == "request"] == [200, 500, 500]
+    assert logged[1]["detail"] == "kernel launch failed"
+    assert "private" not in stream.getvalue()
+    assert "sk-secret" not in stream.getvalue()

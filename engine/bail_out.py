@@ -6,7 +6,7 @@ from msgspec import Struct
 from messages.policy import BailOut
 
 
-class Burst(Struct, frozen=True):
+class BailOutState(Struct, frozen=True):
     """Rounds of the current window, and how much plain decode is left before speculation resumes."""
 
     rounds: int = 0
@@ -20,18 +20,18 @@ class Burst(Struct, frozen=True):
         return self.plain_tokens_left == 0
 
 
-def after_round(limits: BailOut, burst: Burst, emitted: int) -> Burst:
+def after_round(limits: BailOut, burst: BailOutState, emitted: int) -> BailOutState:
     """`burst` after a round that emitted `emitted` tokens; each bail-out pauses twice as long."""
     rounds, total = burst.rounds + 1, burst.emitted + emitted
     if rounds < limits.window_rounds:
-        return Burst(rounds, total, bails=burst.bails)
+        return BailOutState(rounds, total, bails=burst.bails)
     if total * limits.loss_ratio < limits.break_even_emitted * rounds:
         pause = limits.pause_tokens << min(burst.bails, 32)
-        return Burst(plain_tokens_left=pause, bails=burst.bails + 1)
+        return BailOutState(plain_tokens_left=pause, bails=burst.bails + 1)
     # A fresh window, so that a good start cannot hide a bad stretch.
-    return Burst(bails=burst.bails)
+    return BailOutState(bails=burst.bails)
 
 
-def after_plain(burst: Burst, tokens: int = 1) -> Burst:
+def after_plain(burst: BailOutState, tokens: int = 1) -> BailOutState:
     """`burst` after plain decode of `tokens` tokens."""
     return msgspec.structs.replace(burst, plain_tokens_left=max(burst.plain_tokens_left - tokens, 0))

@@ -1,12 +1,12 @@
 """Bailing out of a losing burst, and coming back."""
 
 from messages.policy import BailOut
-from policy.burst import Burst, after_plain, after_round
+from engine.bail_out import BailOutState, after_plain, after_round
 
 LIMITS = BailOut(break_even_emitted=2.0, window_rounds=4, loss_ratio=1.3, pause_tokens=10)
 
 
-def run(emitted: list[int], burst: Burst = Burst()) -> Burst:  # noqa: B008 - a frozen value
+def run(emitted: list[int], burst: BailOutState = BailOutState()) -> BailOutState:  # noqa: B008 - a frozen value
     """The burst after these rounds."""
     for tokens in emitted:
         burst = after_round(LIMITS, burst, tokens)

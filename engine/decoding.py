@@ -1,0 +1,47 @@
+"""A sequence past its prompt: what it needs to take the next step in any lane, and carries between lanes."""
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from engine.course import PLAIN, Course
+from engine.history import DraftHistory
+from engine.measurement import Measurement
+from engine.sequence import Sequence
+
+
+class Pending(NamedTuple):
+    """A step under way: the picked token [1], its log-probability row [1, V], the features of the fed token."""
+
+    token: mx.array
+    logprobs: mx.array
+    features: mx.array | None
+
+
+class Decoding:
+    """One decoding sequence.
+
+    `caches` hold every token before `bonus`, the newest decided one; with `pending` set they hold the bonus
+    too. `history` is None for a sequence that will not speculate.
+    """
+
+    def __init__(self, sequence: Sequence, caches: list[Any], history: DraftHistory | None) -> None:
+        """At first the bonus is the last token of the prompt."""
+        self.sequence = sequence
+        self.caches = caches
+        self.history = history
+        self.bonus = sequence.request.prompt[-1]
+        self.pending: Pending | None = None
+        self.course: Course = PLAIN
+        self.measurement: Measurement | None = None
+
+    @property
+    def position(self) -> int:
+        """Index, in the generated text, of the next token to be emitted."""
+        return len(self.sequence.token_ids)
+
+    def give_up_drafting(self) -> None:
+        """Decode plainly from here on."""
+        self.history = None
+        self.course = PLAIN
+        self.measurement = None

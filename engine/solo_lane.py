@@ -1,0 +1,160 @@
+"""The solo lane: exactly one decoding sequence, stepping plainly or in speculative rounds on its own caches.
+
+Owns how a step is taken; which kind of step is the course's decision, when a sequence ends its own.
+"""
+
+import time
+
+import mlx.core as mx
+
+from engine.course import Step, advance, next_step
+from engine.decoding import Decoding, Pending
+from engine.forwarder import Forwarder
+from engine.picker import Picker
+from messages.events import DraftTimings, TokensEmitted
+from speculative.round import Burst, DraftFailedError, Round, run_round
+from speculative.target import Target
+
+
+class SoloLane:
+    """One sequence at most; `failures` counts requests whose drafter failed under way."""
+
+    def __init__(self, forwarder: Forwarder, target: Target | None, context_length: int) -> None:
+        """`target` is the forwarder's tapped target, None on a server without a drafter."""
+        self._forwarder = forwarder
+        self._target = target
+        self._context_length = context_length
+        self._decoding: Decoding | None = None
+        self._picker: Picker | None = None
+        self.failures = 0
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """The sequence in the lane."""
+        return self._decoding
+
+    def enter(self, decoding: Decoding) -> None:
+        """Take a sequence in; the lane must be empty."""
+        if self._decoding is not None:
+            raise RuntimeError("the solo lane is taken")
+        self._decoding = decoding
+        self._picker = Picker(decoding.sequence, self._context_length)
+
+    def step(self) -> TokensEmitted | None:
+        """Take one step; the caller looks at the sequence's finish reason afterwards."""
+        decoding, picker = self._occupied()
+        step = next_step(decoding.course, decoding.sequence.remaining_tokens)
+        can_draft = decoding.history is not None and decoding.history.can_draft
+        if step == "plain" or decoding.pending is not None or not can_draft:
+            return self._single(decoding, picker, "plain")
+        if step == "probe":
+            return self._single(decoding, picker, "probe")
+        try:
+            return self._round(decoding, picker)
+        except DraftFailedError:
+            self._drafter_failed(decoding)
+            return self._single(decoding, picker, "plain")
+
+    def settle(self) -> TokensEmitted | None:
+        """Finish the step under way, so that the caches hold everything before the bonus."""
+        decoding, picker = self._occupied()
+        if decoding.pending is None:
+            return None
+        return self._take_pending(decoding, picker, ahead=False)
+
+    def leave(self) -> Decoding:
+        """Take the settled sequence out."""
+        decoding, _ = self._occupied()
+        self._decoding = self._picker = None
+        return decoding
+
+    def _single(self, decoding: Decoding, picker: Picker, step: Step) -> TokensEmitted | None:
+        started = time.perf_counter()
+        course = decoding.course
+        after = advance(course, step, 1)
+        remaining = decoding.sequence.remaining_tokens
+        # The next forward is launched before this token is read, unless a round comes next or nothing does.
+        ahead = remaining > 1 and step == "plain" and next_step(after, remaining - 1) == "plain"
+        event = self._take_pending(decoding, picker, ahead)
+        wall_ms = (time.perf_counter() - started) * 1e3
+        if decoding.measurement is not None:
+            decoding.measurement.add_single(step, wall_ms, course.slice_plain_tokens)
+        decoding.course = after
+        return event
+
+    def _take_pending(self, decoding: Decoding, picker: Picker, ahead: bool) -> TokensEmitted | None:
+        position = decoding.position
+        pending = decoding.pending or self._launch(decoding, picker, mx.array([decoding.bonus]), position)
+        decoding.pending = self._launch(decoding, picker, pending.token, position + 1) if ahead else None
+        token_id = int(pending.token.item())
+        if decoding.history is not None and pending.features is not None:
+            decoding.history.note(decoding.bonus, pending.features)
+        decoding.bonus = token_id
+        return decoding.sequence.emit([token_id], pending.logprobs)
+
+    def _launch(self, decoding: Decoding, picker: Picker, fed: mx.array, position: int) -> Pending:
+        out = self._forwarder(fed[None], decoding.caches)
+        token = picker(out.logits[0], fed, position)
+        mx.async_eval(token, picker.logprobs)
+        return Pending(token, picker.logprobs, out.features)
+
+    def _round(self, decoding: Decoding, picker: Picker) -> TokensEmitted | None:
+        started = time.perf_counter()
+        done, event = self._run(decoding, picker)
+        decoding.bonus = done.bonus
+        _count(decoding, done)
+        wall_ms = (time.perf_counter() - started) * 1e3
+        if decoding.measurement is not None:
+            decoding.measurement.add_round(done, wall_ms)
+        decoding.course = advance(decoding.course, "round", len(done.emitted))
+        if done.drafter_error is not None:
+            self._drafter_failed(decoding)
+        return event
+
+    def _run(self, decoding: Decoding, picker: Picker) -> tuple[Round, TokensEmitted | None]:
+        history, sequence = decoding.history, decoding.sequence
+        if history is None or self._target is None:
+            raise DraftFailedError("no drafter")
+        try:
+            history.catch_up(decoding.bonus)
+        except Exception as error:  # whatever is wrong with a drafter, the target can still decode
+            raise DraftFailedError(str(error)) from error
+        burst = Burst(
+            target=self._target,
+            caches=decoding.caches,
+            bonus=decoding.bonus,
+            position=decoding.position,
+            drafter=history.drafter,
+            state=history.state,
+        )
+        events: list[TokensEmitted | None] = []
+
+        def limit(emitted: "list[int] | tuple[int, ...]") -> int:
+            before = len(sequence.token_ids)
+            events.append(sequence.emit(emitted, picker.logprobs))
+            return len(sequence.token_ids) - before
+
+        depth = min(decoding.course.depth, sequence.remaining_tokens - 1)
+        return run_round(burst, depth, picker, limit), events[0]
+
+    def _drafter_failed(self, decoding: Decoding) -> None:
+        self.failures += 1
+        decoding.give_up_drafting()
+
+    def _occupied(self) -> tuple[Decoding, Picker]:
+        if self._decoding is None or self._picker is None:
+            raise RuntimeError("the solo lane is empty")
+        return self._decoding, self._picker
+
+
+def _count(decoding: Decoding, done: Round) -> None:
+    history = decoding.history
+    if history is None:
+        return
+    before = decoding.sequence.draft
+    decoding.sequence.draft = DraftTimings(
+        draft_n=done.drafted + (before.draft_n if before else 0),
+        draft_n_accepted=done.accepted + (before.draft_n_accepted if before else 0),
+        draft_rounds=1 + (before.draft_rounds if before else 0),
+        draft_kind=history.drafter.kind,
+    )

@@ -1,0 +1,129 @@
+"""Whether and how requests speculate in this process: drafter, exactness, gate and counters.
+
+Reads the gate as a plain field once per request. Knows no lanes and sends no messages.
+"""
+
+from collections import Counter
+
+from msgspec import Struct
+
+from engine.course import PLAIN, Course, course_for
+from engine.history import DraftHistory
+from engine.measurement import Measurement
+from engine.prompt_cache import PromptState
+from engine.sequence import Sequence
+from messages.policy import Counts, Declined, DeclineReason, Gate, Sample
+from messages.requests import GenerateRequest
+from messages.scheduling import ModelName
+from speculative.drafter import Drafter
+
+# A bonus token, and one round that can emit two.
+MIN_TOKENS = 4
+
+
+class Identity(Struct, frozen=True):
+    """Whose reports these are."""
+
+    model: ModelName
+    incarnation: str
+
+
+class Speculator:
+    """The speculative side of one engine with a drafter."""
+
+    def __init__(self, drafter: Drafter, block_size: int, identity: Identity, plain_scale: float) -> None:
+        """`plain_scale` is ordinary decode time over plain decode time under the selection in force."""
+        self.drafter = drafter
+        self.depth = block_size - 1
+        self.gate = Gate()
+        # Set by the exactness probe; without it nothing speculates, whatever the gate says.
+        self.is_exact = False
+        self._identity = identity
+        self._plain_scale = plain_scale
+        self._eligible = 0
+        self._attempts = 0
+        self._bursts = 0
+        self._declines: Counter[DeclineReason] = Counter()
+
+    @property
+    def counts(self) -> Counts:
+        """Counters since the process started."""
+        return Counts(
+            attempts=self._attempts,
+            bursts=self._bursts,
+            declines=tuple(Declined(reason, count) for reason, count in sorted(self._declines.items())),
+        )
+
+    def plan(self, request: GenerateRequest) -> Course:
+        """The course of a new request: the gate's, unless the request itself chose."""
+        if request.speculative is False or not self.is_exact:
+            return PLAIN
+        if request.speculative:
+            return Course(depth=self.depth)
+        gate = self.gate
+        if not (gate.enabled or gate.measure_every):
+            return PLAIN
+        if request.max_tokens < MIN_TOKENS:
+            self._attempt("too_short" if gate.enabled else None)
+            return PLAIN
+        self._eligible += 1
+        is_measured = gate.measure_every > 0 and self._eligible % gate.measure_every == 0
+        course = course_for(gate, self.depth, is_measured)
+        if course.speculates:
+            self._attempts += 1
+        return course
+
+    def history(self, course: Course, stored: PromptState | None) -> DraftHistory | None:
+        """A history for a course that speculates, continuing the stored one of a cached prefix."""
+        if not course.speculates:
+            return None
+        if stored is None or stored.history_caches is None:
+            return DraftHistory(self.drafter)
+        state = self.drafter.make_state()
+        state.caches = stored.history_caches
+        # The pair of the last cached token is complete only with the token that follows it.
+        state.length = stored.length - 1
+        state.waiting = stored.boundary_features[-1]
+        return DraftHistory(self.drafter, state)
+
+    def measurement(self, course: Course) -> Measurement | None:
+        """What collects the sample of a measured request."""
+        return Measurement(self.depth, self._plain_scale) if course.is_measured else None
+
+    def note_burst(self) -> None:
+        """An attempt has got through: its first round ran."""
+        self._bursts += 1
+
+    def note_decline(self, reason: DeclineReason) -> None:
+        """An attempt has ended without a round."""
+        self._declines[reason] += 1
+
+    def sample(self, sequence: Sequence, measurement: Measurement, cancelled: bool) -> Sample | None:
+        """The report of a measured request that has ended; None when nothing was measured."""
+        totals = measurement.totals
+        if totals.rounds == 0 and totals.probe_rounds == 0:
+            return None
+        return Sample(
+            model=self._identity.model,
+            incarnation=self._identity.incarnation,
+            rounds=totals.rounds,
+            proposed=totals.proposed,
+            accepted=totals.accepted,
+            emitted=totals.emitted,
+            accepted_per_position=tuple(totals.per_position),
+            slices=tuple(measurement.slices),
+            draft_ms=totals.draft_ms,
+            verify_ms=totals.verify_ms,
+            overhead_ms=totals.overhead_ms,
+            probe_rounds=totals.probe_rounds,
+            probe_ms=totals.probe_ms,
+            prompt_tokens=len(sequence.request.prompt),
+            temperature="greedy" if sequence.request.sampling.temperature == 0 else "sampled",
+            cancelled=cancelled,
+            counts=self.counts,
+        )
+
+    def _attempt(self, declined: DeclineReason | None) -> None:
+        if declined is not None:
+            self._attempts += 1
+            self.note_decline(declined)

@@ -1,0 +1,28 @@
+"""The drafter over a generic MTP head. Knows the head's files and the chained drafter, nothing else."""
+
+from pathlib import Path
+
+from speculative.chained_head import ChainedHeadDrafter, HeadTraits
+from speculative.generic_head import HeadFiles, load_generic_head
+from speculative.head_weights import quantise_head
+
+
+def generic_drafter(files: HeadFiles) -> ChainedHeadDrafter:
+    """A drafter over a generic head that is already in memory."""
+    config = files.config
+    traits = HeadTraits(
+        name="the generic MTP head",
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        block_size=config.block_size,
+        tap_layers=config.tap_layers,
+    )
+    return ChainedHeadDrafter(files.head, traits, files.draft_vocab)
+
+
+def load_generic_drafter(folder: Path, bits: int | None = None) -> ChainedHeadDrafter:
+    """Loads a generic head, quantising its layers to `bits` when given; errors as `load_generic_head`."""
+    files = load_generic_head(folder)
+    if bits is not None:
+        quantise_head(files.head, bits)
+    return generic_drafter(files)

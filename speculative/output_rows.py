@@ -1,0 +1,40 @@
+"""A target's output head restricted to some of its rows. Knows modules with a weight, no family."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+
+def _apply(head: Any, hidden: mx.array) -> mx.array:
+    return head.as_linear(hidden) if hasattr(head, "as_linear") else head(hidden)
+
+
+def _gathered(head: Any, ids: mx.array) -> nn.Module:
+    """A linear layer of the head's rows `ids`; rows of a quantised head stay quantised."""
+    rows: Any
+    if hasattr(head, "scales"):
+        rows = nn.QuantizedLinear(head.group_size, 1, False, head.group_size, head.bits, head.mode)
+        rows.scales = head.scales[ids]
+        rows.biases = None if head.biases is None else head.biases[ids]
+    else:
+        rows = nn.Linear(1, 1, bias=False)
+    rows.weight = head.weight[ids]
+    if "bias" in head:
+        rows.bias = head.bias[ids]
+    mx.eval(rows.parameters())
+    return rows
+
+
+def best_ids(head: nn.Module, draft_vocab: mx.array | None) -> Callable[[mx.array], mx.array]:
+    """A function from hiddens [..., H] to the int32 [...] ids of their largest logits.
+
+    With `draft_vocab` (int32 [D] target ids) only those rows compete; they are gathered here, once. A
+    soft-cap is left out because it keeps the order.
+    """
+    if draft_vocab is None:
+        return lambda hidden: mx.argmax(_apply(head, hidden), axis=-1).astype(mx.int32)
+    rows: Any = _gathered(head, draft_vocab)
+    ids = draft_vocab.astype(mx.int32)
+    return lambda hidden: ids[mx.argmax(rows(hidden), axis=-1)]

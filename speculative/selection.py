@@ -1,0 +1,99 @@
+"""Kernel selections: ways to make one-row decode and K-row verify use the same kernels on a loaded model.
+
+Owns what each selection changes and how it is undone. Which one is exact is `speculative.probe`'s business.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Literal
+
+from mlx import nn
+from mlx.utils import tree_map
+from msgspec import Struct
+
+from speculative.rollback import AttentionRows
+from speculative.target import Target
+from speculative.tiling import tiled
+
+SelectionName = Literal["default", "narrow", "row_invariant"]
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """One way to evaluate a model.
+
+    `attention` "row" evaluates every query row of a verify forward as a one-row decode; `tile` pads the input
+    of linear layers to that many rows (0: as they come).
+    """
+
+    name: SelectionName
+    attention: AttentionRows = "block"
+    tile: int = 0
+
+    def describe(self) -> str:
+        """One phrase for logs and fingerprints, for example `row_invariant (tile 4)`."""
+        return f"{self.name} (tile {self.tile})" if self.tile else self.name
+
+
+DEFAULT = Selection(name="default")
+NARROW = Selection(name="narrow", attention="row")
+
+
+def why_unavailable(selection: Selection) -> str | None:
+    """The reason why this build cannot apply the selection, or None."""
+    if selection.name == "narrow":
+        return "this MLX build has no switch for narrow matrix kernels"
+    return None
+
+
+def candidates(block_size: int) -> tuple[Selection, ...]:
+    """The selections worth trying for blocks of `block_size` rows, cheapest first.
+
+    Row-wise attention alone comes before tiles: where the matrix kernels are already row-invariant it costs
+    nothing else. Tiles of 4 rows split evenly on the BLAS micro-kernels where a tile of K rows does not.
+    """
+    tiles = dict.fromkeys((0, block_size, -(-block_size // 4) * 4))
+    rows = tuple(Selection(name="row_invariant", attention="row", tile=tile) for tile in tiles)
+    return (DEFAULT, NARROW, *rows)
+
+
+class AppliedSelection:
+    """A selection in force on a target; `undo` restores the model as it was."""
+
+    def __init__(self, target: Target, selection: Selection) -> None:
+        """Raises ValueError when this build cannot apply the selection or another one is in force."""
+        if reason := why_unavailable(selection):
+            raise ValueError(f"selection {selection.name}: {reason}")
+        if target.selected:
+            raise ValueError("another selection is in force on this model; undo it first")
+        self.selection = selection
+        self._target = target
+        self._layers = target.model.leaf_modules()
+        target.selected = True
+        target.attention = selection.attention
+        if selection.tile:
+            self._replace(tree_map(lambda m: tiled(m, selection.tile), self._layers, is_leaf=_is_module))
+
+    def undo(self) -> None:
+        """Puts the model's own layers and block attention back; doing it twice changes nothing."""
+        if self._target.selected and self._layers:
+            self._replace(self._layers)
+        self._layers = {}
+        self._target.attention = "block"
+        self._target.selected = False
+
+    def _replace(self, layers: dict) -> None:
+        self._target.model.update_modules(layers)
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, nn.Module)
+
+
+@contextmanager
+def selected(target: Target, selection: Selection) -> Generator[AppliedSelection]:
+    """The selection is in force inside this block."""
+    applied = AppliedSelection(target, selection)
+    try:
+        yield applied
+    finally:
+        applied.undo()

@@ -1,0 +1,1 @@
+"""The whole server: Ray Serve, HTTP and a tiny model, as a user starts it."""

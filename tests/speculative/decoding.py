@@ -1,0 +1,86 @@
+"""Generating with rounds, and plainly, for comparison."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from msgspec import Struct
+
+from speculative.drafter import Drafter
+from speculative.round import Burst, Limit, Pick, Round, run_round
+from speculative.target import Target
+from tests.speculative import tiny
+
+
+def greedy(logits: mx.array, block: mx.array, position: int) -> mx.array:
+    return mx.argmax(logits, axis=-1)
+
+
+class Generated(Struct, frozen=True):
+    """Emitted ids, the first token included, the rows they were picked from, rounds, caches at the end."""
+
+    tokens: list[int]
+    logits: mx.array
+    rounds: list[Round]
+    caches: list[Any]
+
+
+def start(
+    target: Target, prompt: Sequence[int], drafter: Drafter | None, pick: Pick = greedy
+) -> tuple[Burst, mx.array]:
+    """Prefill, first token, primed drafter: the burst before its first round; the first token's logits."""
+    caches = target.make_cache()
+    state = drafter.make_state() if drafter else None
+    for begin in range(0, len(prompt), 8):
+        chunk = list(prompt[begin : begin + 8])
+        out = target.forward(mx.array([chunk]), caches)
+        if drafter:
+            drafter.prime(state, chunk, out.features)
+        mx.eval(out.features, [c.state for c in caches])
+    row = out.logits[:, -1]
+    first = int(pick(row, mx.array([prompt[-1]]), 0).item())
+    if drafter:
+        drafter.extend(state, [first], out.features[:, -1:])
+    return Burst(target=target, caches=caches, bonus=first, position=1, drafter=drafter, state=state), row
+
+
+def generate(
+    target: Target,
+    prompt: Sequence[int],
+    length: int,
+    drafter: Drafter | None = None,
+    *,
+    depth: int = 0,
+    pick: Pick = greedy,
+    limit: Limit | None = None,
+    stop: Sequence[int] = (),
+) -> Generated:
+    """Emits `length` tokens, or fewer when a token of `stop` comes, in rounds of the given depth."""
+    burst, row = start(target, prompt, drafter, pick)
+    tokens, rows, rounds = [burst.bonus], [row], []
+    while len(tokens) < length and tokens[-1] not in stop:
+
+        def keep(emitted: Sequence[int], done: int = len(tokens)) -> int:
+            ends = [i + 1 for i, token in enumerate(emitted) if token in stop]
+            return min([length - done, len(emitted), *ends])
+
+        result = run_round(burst, depth, pick, limit or keep)
+        tokens += result.emitted
+        rows.append(result.logits)
+        rounds.append(result)
+        burst = Burst(
+            target=target,
+            caches=burst.caches,
+            bonus=result.bonus,
+            position=len(tokens),
+            drafter=drafter,
+            state=burst.state,
+        )
+    return Generated(tokens, mx.concatenate(rows), rounds, burst.caches)
+
+
+def plain(target: Target, prompt: Sequence[int], length: int, **options: Any) -> Generated:
+    return generate(target, prompt, length, **options)
+
+
+PROMPTS = {"before the window": tiny.prompt(6), "past the window": tiny.prompt(2 * tiny.WINDOW + 3)}

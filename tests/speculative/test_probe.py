@@ -1,0 +1,149 @@
+"""The exactness probe: which inputs, which verdict, which sentence, and what it leaves behind."""
+
+import re
+
+import mlx.core as mx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+
+from speculative.probe import ProbeResult, ProbeSettings, differing_bytes, probe_steps, run_probe
+from speculative.probe_plan import draws, edge_lengths
+from speculative.target import Target
+from tests.speculative import tiny
+from tests.speculative.test_selection import shape_dependent_target
+
+SETTINGS = ProbeSettings(block_size=4, context_length=64, draws=2, repeats=1)
+SENTENCE = r"verify block position \d+ differs from the single-token chain in \d+ of 384 logit bytes"
+
+
+def chosen(result: ProbeResult) -> tuple[bool, str]:
+    return result.exact, result.selection.describe()
+
+
+def test_default_is_chosen_where_it_is_exact() -> None:
+    """A model whose kernels do not depend on the row count needs no other selection."""
+    result = run_probe(tiny.target("llama"), SETTINGS)
+    assert chosen(result) == (True, "default")
+    assert result.detail == ""
+    assert len(result.attempts) == 1
+
+
+@pytest.mark.parametrize("family", ["llama-sliding", "gemma4", "glm4_moe_lite"])
+def test_row_attention_is_chosen_where_only_attention_differs(family: str) -> None:
+    """Past a window, and for latent attention, block evaluation is rejected and row by row accepted."""
+    result = run_probe(tiny.target(family), SETTINGS)
+    assert chosen(result) == (True, "row_invariant")
+    default, narrow, row = result.attempts
+    assert re.fullmatch(SENTENCE, default.reason)
+    assert "no switch" in narrow.reason
+    assert row.reason == ""
+
+
+def test_a_tile_is_chosen_where_matrix_kernels_differ() -> None:
+    """Kernels that depend on the row count are made equal by padding to the block size."""
+    result = run_probe(shape_dependent_target(), SETTINGS)
+    assert chosen(result) == (True, "row_invariant (tile 4)")
+
+
+def test_nothing_is_chosen_where_nothing_helps() -> None:
+    """When no selection is exact the result says so in the default selection's words."""
+    target = Target(tiny.llama_model())
+    noise = iter(range(1, 10**6))
+    honest = target.logits
+    target.logits = lambda hidden: honest(hidden) + 1e-3 * next(noise)  # pyright: ignore[reportAttributeAccessIssue]
+    result = run_probe(target, SETTINGS)
+    assert chosen(result) == (False, "default")
+    assert re.fullmatch(SENTENCE, result.detail)
+    assert len(result.attempts) == 4
+
+
+def test_chain_is_what_the_server_does_plainly() -> None:
+    """The chain arm decodes with the caches it is told to, here those of a batch of one."""
+    target, calls = tiny.target("llama"), []
+
+    def batch_of_one(caches: list[KVCache]) -> list[object]:
+        calls.append(len(caches))
+        return [type(cache).merge([cache]) for cache in caches]
+
+    assert run_probe(target, SETTINGS, batch_of_one).exact
+    assert calls
+
+
+def test_cost_is_measured_per_row_count() -> None:
+    """Times are reported for one plain step and for 1 to K rows under the selection in force."""
+    result = run_probe(tiny.target("glm4_moe_lite"), SETTINGS)
+    assert len(result.verify_cost.rows_ms) == 4
+    assert min(result.verify_cost.plain_ms, *result.verify_cost.rows_ms, result.duration_ms) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"block_size": 1}, "block size 1"), ({"context_length": 5}, "context of 5")]
+)
+def test_what_cannot_be_probed_is_not_exact(changes: dict[str, int], message: str) -> None:
+    """A block of one row, or no room for a context, is a decline that says the probe did not run."""
+    result = run_probe(tiny.target("llama"), msgspec.structs.replace(SETTINGS, **changes))
+    assert not result.exact
+    assert result.detail.startswith("exactness probe did not run: ")
+    assert message in result.detail
+
+
+def test_a_model_that_cannot_be_rewound_is_not_exact() -> None:
+    """Caches without exact rewind make every attempt fail with that reason."""
+
+    class OtherCache(KVCache):
+        pass
+
+    target = Target(tiny.llama_model())
+    target.make_cache = lambda: [OtherCache(), OtherCache()]  # pyright: ignore[reportAttributeAccessIssue]
+    result = run_probe(target, SETTINGS)
+    assert result.detail == "exactness probe did not run: no exact rewind for a cache of type OtherCache"
+
+
+def test_a_probe_given_up_half_way_restores_the_model() -> None:
+    """Closing the steps anywhere leaves no selection in force."""
+    target = shape_dependent_target()
+    total = sum(1 for _ in probe_steps(target, SETTINGS))
+    assert total > 20
+    for stop in range(1, total, 7):
+        steps = probe_steps(target, SETTINGS)
+        for _ in range(stop):
+            next(steps)
+        steps.close()
+        assert not target.selected
+
+
+def test_result_can_be_stored() -> None:
+    """A result survives JSON unchanged."""
+    result = run_probe(tiny.target("llama"), SETTINGS)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult) == result
+
+
+def test_differing_bytes_are_counted_per_row() -> None:
+    """One changed float of four bytes counts the bytes that changed, in its row only; NaN equals itself."""
+    left = mx.array([[1.0, 2.0], [float("nan"), 4.0]])
+    right = mx.array([[1.0, -2.0], [float("nan"), 4.0]])
+    assert differing_bytes(left, right).tolist() == [1, 0]
+
+
+@given(st.integers(2, 16), st.integers(2, 5000), st.integers(1, 2000))
+def test_contexts_leave_room_for_the_block(block: int, context: int, window: int) -> None:
+    """Every context and block fit the model; with room enough all edges are visited."""
+    lengths = edge_lengths([CacheList(KVCache(), RotatingKVCache(window))], block, context)
+    assert all(n >= 1 and n + block <= context for n in lengths)
+    assert list(lengths) == sorted(set(lengths))
+    if context == 5000:
+        assert 1056 in lengths
+        assert any(n < 256 < n + block for n in lengths)
+        assert any(n > window for n in lengths)
+
+
+def test_draws_differ_and_stay_in_the_vocabulary() -> None:
+    """Each draw has its own tokens, all of them legal, and long enough for its contexts."""
+    made = draws(3, (8, 300), 4, 50)
+    assert len({draw.block for draw in made}) == 3
+    for draw in made:
+        assert len(draw.prompt) == max(draw.lengths)
+        assert all(0 <= token < 50 for token in draw.prompt + draw.block)
