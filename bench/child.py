@@ -27,7 +27,12 @@ class Child:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, talks: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        talks: bool = False,
     ) -> None:
         """Starts at once, in a session of its own so that a Ctrl-C at the terminal reaches only us."""
         self.name = name

@@ -65,6 +65,7 @@ class StreamReader:
             finish_reason=self._finish_reason,
             prompt_tokens=self._usage["prompt_tokens"],
             completion_tokens=self._usage["completion_tokens"],
+            piece_chars=tuple(map(len, self._pieces)),
             cached_tokens=(self._usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
             sent_s=self._sent_s,
             first_s=self._first_s or self._end_s,

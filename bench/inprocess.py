@@ -61,9 +61,7 @@ class Inprocess:
         pieces: list[str] = []
         times: list[float] = []
         last: Any = None
-        for last in self._mlx_lm.stream_generate(
-            self._model, self._tokenizer, prompt, max_tokens=max_tokens
-        ):
+        for last in self._mlx_lm.stream_generate(self._model, self._tokenizer, prompt, max_tokens=max_tokens):
             times.append(time.perf_counter())
             pieces.append(last.text)
         return Reply(

@@ -90,7 +90,14 @@ def mlx_lm_server(setup: Setup) -> Server:
 
 def mtp_serve_plain(setup: Setup) -> Server:
     """mtp-serve on the same checkpoint with speculation pinned off."""
-    options = ["--model", str(setup.model), "--threads", str(setup.threads), "--parallel", str(setup.num_slots)]
+    options = [
+        "--model",
+        str(setup.model),
+        "--threads",
+        str(setup.threads),
+        "--parallel",
+        str(setup.num_slots),
+    ]
     plain = environment(MLXCEL_ENABLE_MTP_B1="0", MLXCEL_CACHE_DIR=str(setup.cache_root))
     return _mtp_serve(options, plain, setup.logs)
 

@@ -148,4 +148,6 @@ def _require_same_blas(inprocess: str, theirs: launch.Server, ours: launch.Serve
     }
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name}: {blas}" for name, blas in found.items())
-        raise BenchError(f"the systems run under different BLAS libraries, so no ratio would be fair ({listed})")
+        raise BenchError(
+            f"the systems run under different BLAS libraries, so no ratio would be fair ({listed})"
+        )

@@ -7,7 +7,17 @@ from msgspec import Struct
 _SUBJECTS = (
     *("Rivers", "Bridges", "Candles", "Maps", "Gardens", "Trains", "Lighthouses", "Bees", "Mountains"),
     *("Paper", "Glass", "Oceans", "Forests", "Bread", "Tea", "Silk", "Iron", "Salt"),
-    *("Wool", "Ships", "Castles", "Libraries", "Markets", "Festivals", "Telescopes", "Windmills", "Volcanoes"),
+    *(
+        "Wool",
+        "Ships",
+        "Castles",
+        "Libraries",
+        "Markets",
+        "Festivals",
+        "Telescopes",
+        "Windmills",
+        "Volcanoes",
+    ),
     *("Glaciers", "Deserts", "Islands", "Harbours", "Tunnels", "Kites", "Violins", "Drums", "Coins"),
     *("Stamps", "Mirrors", "Lamps", "Wheels", "Ropes", "Nails", "Bricks", "Carpets", "Horses"),
     *("Owls", "Whales", "Ants", "Apples", "Olives", "Potatoes", "Rice", "Sugar", "Pepper"),
@@ -26,7 +36,9 @@ KINDS = ("story", "facts", "code", "list", "dialogue")
 
 # Held out: neither these sentences nor their subjects are among the prompts a drafter is fitted on.
 CHAT_PROMPTS = (
-    ChatPrompt("story", "Please tell me a tale in which a retired sailor finds a whistle that calls the fog."),
+    ChatPrompt(
+        "story", "Please tell me a tale in which a retired sailor finds a whistle that calls the fog."
+    ),
     ChatPrompt("facts", "I am preparing a talk on camels. Which facts should I mention?"),
     ChatPrompt(
         "code", "In Python, how would I turn a Roman numeral into an integer? Show the code and comment it."

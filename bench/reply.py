@@ -18,7 +18,10 @@ class Draft(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """An answer with the times its request was sent, its first text arrived and its end was announced."""
+    """An answer with the times its request was sent, its first text arrived and its end was announced.
+
+    `piece_chars` holds the length in characters of each piece a stream delivered.
+    """
 
     text: str
     finish_reason: str
@@ -28,6 +31,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     first_s: float
     end_s: float
     cached_tokens: int = 0
+    piece_chars: tuple[int, ...] = ()
     draft: Draft | None = None
 
     @property
