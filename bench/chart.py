@@ -47,8 +47,8 @@ def bar_chart(title: str, axis: str, bars: Sequence[Bar], lines: Sequence[Line])
     parts = [*_axis(axis, top, x), *parts, *(_line(line, top, x) for line in lines)]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{_TOP + _HEIGHT + _BOTTOM}" '
-            f'font-family="sans-serif" font-size="12">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
+            f'height="{_TOP + _HEIGHT + _BOTTOM}" font-family="sans-serif">',
             '<rect width="100%" height="100%" fill="white"/>',
             _text(_LEFT, 24, title, "start", size=15),
             *parts,
@@ -73,15 +73,16 @@ def _axis(name: str, top: float, right: float) -> list[str]:
         f'<line x1="{_LEFT}" y1="{base}" x2="{right:.1f}" y2="{base}" stroke="#333"/>',
         f'<line x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{base}" stroke="#333"/>',
         *(_text(_LEFT - 6, _y(tick, top) + 4, f"{tick:.2f}", "end", size=10) for tick in ticks),
-        f'<g transform="translate(14 {_TOP + _HEIGHT / 2:.0f}) rotate(-90)">{_text(0, 0, name, "middle")}</g>',
+        f'<g transform="translate(14 {_TOP + _HEIGHT / 2:.0f}) rotate(-90)">',
+        _text(0, 0, name, "middle") + "</g>",
     ]
 
 
 def _line(line: Line, top: float, right: float) -> str:
     y = _y(line.value, top)
     return (
-        f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" stroke="#333" stroke-dasharray="4 3"/>'
-        + _text(right + 4, y + 4, line.label, "start", size=10)
+        f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" '
+        'stroke="#333" stroke-dasharray="4 3"/>' + _text(right + 4, y + 4, line.label, "start", size=10)
     )
 
 

@@ -1,7 +1,9 @@
 """Which checkpoint directory a benchmark runs on. Imports MLX in a process that ends with the answer."""
 
 import importlib.metadata
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,16 +26,16 @@ def directory(model: str, cache_root: Path) -> Path:
     """
     try:
         if model not in _EMBEDDED:
-            return _in_a_process(_find, model)
+            return _in_a_process(partial(_find, model))
         target = cache_root / "checkpoints" / f"{EMBEDDED_MODEL}-{_EMBEDDED[model]}-{_version()}"
-        return target if (target / "config.json").exists() else _in_a_process(_export, model, target)
+        return target if (target / "config.json").exists() else _in_a_process(partial(_export, model, target))
     except ModelLoadError as error:
         raise BenchError(str(error)) from error
 
 
-def _in_a_process(function: object, *arguments: object) -> Path:
+def _in_a_process(find: Callable[[], Path]) -> Path:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()  # pyright: ignore[reportArgumentType]
+        return pool.submit(find).result()
 
 
 def _find(model: str) -> Path:

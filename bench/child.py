@@ -56,7 +56,7 @@ class Child:
         self.stop()
 
     def ask(self, line: bytes) -> bytes:
-        """Send one line and wait for the line that answers it. Raises BenchError when the child ends instead."""
+        """Send one line and wait for the one that answers it. Raises BenchError when the child ends."""
         stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         with suppress(BrokenPipeError):
             stdin.write(line + b"\n")

@@ -18,7 +18,7 @@ _DONE = "[DONE]"
 _UNKNOWN_FIELD = "unknown_field"
 
 
-class Refused(BenchError):
+class RefusedError(BenchError):
     """The server answered with an error; `code` is the OpenAI envelope's, where there is one."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
@@ -40,9 +40,9 @@ class StreamReader:
         self._timings: Mapping[str, Any] = {}
 
     def take(self, event: Mapping[str, Any], now_s: float) -> None:
-        """Note one event that arrived at `now_s`. Raises Refused for an error event."""
+        """Note one event that arrived at `now_s`. Raises RefusedError for an error event."""
         if "error" in event:
-            raise Refused(f"the stream ended with an error: {_message(event)}")
+            raise RefusedError(f"the stream ended with an error: {_message(event)}")
         self._usage = event.get("usage") or self._usage
         self._timings = event.get("timings") or self._timings
         for choice in event.get("choices", ()):
@@ -94,7 +94,7 @@ class Client:
             (reply,) = asyncio.run(
                 self._stream_all("/v1/chat/completions", [{**body, **_greedy(max_tokens)}])
             )
-        except Refused as error:
+        except RefusedError as error:
             if error.code == _UNKNOWN_FIELD and "speculative" in str(error):
                 raise BenchError(
                     f'the server at {self.url} does not know the request field "speculative", so plain and '
@@ -107,7 +107,7 @@ class Client:
         """The body of GET /v1/internal/mtp-policy. Raises BenchError."""
         response = self._get("/v1/internal/mtp-policy")
         if response.status_code != HTTPStatus.OK:
-            raise Refused(
+            raise RefusedError(
                 f"the server at {self.url} answered {response.status_code} to the policy request: "
                 f"{_message(_decoded(response.content))}"
             )
@@ -149,7 +149,7 @@ class Client:
             async with http.stream("POST", self.url + path, json=body) as response:
                 if response.status_code != HTTPStatus.OK:
                     envelope = _decoded(await response.aread())
-                    raise Refused(
+                    raise RefusedError(
                         f"{self.url}{path} answered {response.status_code}: {_message(envelope)}",
                         _code(envelope),
                     )

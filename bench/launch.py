@@ -1,6 +1,6 @@
 """How each measured system is started as a child process; says nothing about what is asked of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _RUN_MTP_SERVE = "from serve_app.cli import main; main()"
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """What all systems share: the checkpoint, CPU threads, streams at a time, and where logs and caches go."""
+    """What all systems share: checkpoint, CPU threads, streams at a time, folders of caches and logs."""
 
     model: Path
     threads: int
@@ -66,7 +66,7 @@ class Server:
             return self.client.complete(prompts, max_tokens)
 
     @contextmanager
-    def blaming(self) -> Iterator[None]:
+    def blaming(self) -> Generator[None]:
         """Explain a failed request by the child's death where that is the reason."""
         try:
             yield

@@ -5,7 +5,7 @@ machine, and the median over the rounds is reported.
 """
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from statistics import median
 from typing import Literal
 
@@ -94,13 +94,14 @@ def difference(one: Reply, other: Reply) -> str:
     for name in ("prompt_tokens", "completion_tokens", "finish_reason"):
         if getattr(one, name) != getattr(other, name):
             return f"{name} {getattr(one, name)} / {getattr(other, name)}"
-    texts = [one.text.removeprefix(" "), other.text.removeprefix(" ")]
-    return f"text from character {len(commonprefix(texts))} on"
+    letters = zip(one.text.removeprefix(" "), other.text.removeprefix(" "), strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], letters))
+    return f"text from character {same} on"
 
 
 def summary(rounds: Sequence[Round], conditions: Conditions, tokens: int) -> dict[str, object]:
     """The object printed last. Rates are tokens per second, times what their names say."""
-    table = {(row.system, row.width): row for row in rows(rounds)}
+    table: dict[tuple[System, int], Row] = {(row.system, row.width): row for row in rows(rounds)}
     figures: dict[str, object] = {}
     for system in SYSTEMS[:-1]:
         for width in WIDTHS:

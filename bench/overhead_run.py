@@ -128,7 +128,8 @@ def _checked(replies: tuple[Reply, ...], system: System) -> tuple[Reply, ...]:
     for reply in replies:
         if reply.decode_tps <= 0:
             raise BenchError(
-                f"{LABELS[system]} ended an answer after {reply.completion_tokens} token(s), too few to measure"
+                f"{LABELS[system]} ended an answer after {reply.completion_tokens} token(s), "
+                "too few to measure"
             )
     return replies
 

@@ -77,7 +77,7 @@ def from_stat(text: str, ticks_per_second: int) -> Process | None:
 
 
 def from_ps(line: str) -> Process:
-    """A process from a line of `ps -o pid=,ppid=,time=,lstart=`; times read [[days-]hours:]minutes:seconds."""
+    """A process from a line of `ps -o pid=,ppid=,time=,lstart=`; a time is [[days-]hours:]minutes:seconds."""
     pid, parent, time, started = line.split(maxsplit=3)
     days, _, clock = time.rpartition("-")
     seconds = int(days or 0) * 86400.0

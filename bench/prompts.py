@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 # Continued greedily by the embedded model, none of these ends within 100 tokens, and no answer starts with a
-# space, which mlx-lm's detokenizer would drop. Their first words differ, so that no prompt cache shortens one.
+# space, which mlx-lm's detokenizer would drop. Their first words differ, so no prompt cache shortens one.
 _SUBJECTS = (
     *("Rivers", "Bridges", "Candles", "Maps", "Gardens", "Trains", "Lighthouses", "Bees", "Mountains"),
     *("Paper", "Glass", "Oceans", "Forests", "Bread", "Tea", "Silk", "Iron", "Salt"),

@@ -40,7 +40,7 @@ class Pair(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The speed-up of the same rounds with a drafter that costs nothing, and where the verify cost is from."""
+    """The speed-up of the same rounds with a free drafter, and where the verify cost is from."""
 
     speedup: float
     basis: LimitBasis
@@ -102,7 +102,7 @@ def median_speedup(pairs: Sequence[Pair]) -> float:
 def limit(emitted: float | None, policy: Mapping[str, Any]) -> Limit | None:
     """`emitted` x plain step / verify step, the bound that no drafter of this acceptance can pass.
 
-    The steps come from the server's cost curve (`verify_cost`: rows and ms) where its policy body has one that
+    The steps come from the server's cost curve (`verify_cost`: rows, ms) where its policy body has one that
     covers one row and the block size; otherwise verifying is taken to cost what a plain step costs, which
     can only make the bound too high. None without rounds.
     """

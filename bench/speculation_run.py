@@ -1,7 +1,7 @@
-"""Asks one server every prompt with and without speculation, in turn. What it means is `bench.speculation`'s."""
+"""Asks one server every prompt with and without speculation, in turn; judging is not its business."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from bench.speculation import Pair
 
 _WARM_UP_TOKENS = 16
 _CANNOT_SPECULATE: Mapping[str, str] = {
-    "no_mtp_dispatch": "it has no drafter (policy state unavailable, reason no_mtp_dispatch), so there is nothing "
-    "to compare; give it one",
+    "no_mtp_dispatch": "it has no drafter (policy state unavailable, reason no_mtp_dispatch), so there is "
+    "nothing to compare; give it one",
     "worker_not_ready": "its model is not ready yet; try again when it is",
 }
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Which server: `url` of a running one, or None to start one with `serve_options`; `tokens` per answer."""
+    """Which server: `url` of a running one, else one started with `serve_options`; `tokens` per answer."""
 
     tokens: int
     url: str | None = None
@@ -85,7 +85,7 @@ def ask(client: Client, prompts: Sequence[ChatPrompt], tokens: int, progress: Pr
 
 
 @contextmanager
-def _target(plan: Plan, progress: Progress) -> Iterator[Target]:
+def _target(plan: Plan, progress: Progress) -> Generator[Target]:
     if plan.url is not None:
         progress.step(f"asking the server at {plan.url}")
         yield Target(Client(plan.url, plan.api_key), nullcontext())

@@ -17,8 +17,9 @@ from engine import embedded
 def export_embedded(target: Path, weights: embedded.Weights) -> Path:
     """Write the embedded model to `target` unless it is already there; returns `target`.
 
-    The directory gets config.json, model.safetensors (float32, or the file's 4-bit groups) with its index, and
-    the tokenizer files. It appears whole or not at all. Raises ModelLoadError when the model is not installed.
+    The directory gets config.json, model.safetensors (float32, or the file's 4-bit groups) with its index,
+    and the tokenizer files. It appears whole or not at all. Raises ModelLoadError when the model is not
+    installed.
     """
     if not (target / "config.json").exists():
         model, files, config = embedded.load(weights)

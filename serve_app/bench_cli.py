@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +30,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print nothing but the 
 
 
 class ProgressBar:
-    """A progress bar on standard error."""
+    """A progress bar on standard error, or a line per step where that is not a terminal."""
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
@@ -45,6 +45,8 @@ class ProgressBar:
         """A step begins, and the one before it is done."""
         self._bar.update(self._task, description=text, completed=self._begun)
         self._begun += 1
+        if not self._bar.console.is_terminal and not self._bar.disable:
+            self._bar.console.print(f"{self._begun}: {text}", markup=False)
 
 
 @bench_app.command()
@@ -67,7 +69,7 @@ def overhead(
 
 
 @bench_app.command()
-def speculation(
+def speculation(  # noqa: PLR0917 - a command's parameters are its options
     serve_options: Annotated[
         list[str] | None,
         typer.Argument(
@@ -103,7 +105,7 @@ def speculation(
 
 
 @contextmanager
-def _failing_with_a_sentence() -> Iterator[None]:
+def _failing_with_a_sentence() -> Generator[None]:
     """Turn a failed measurement into exit code 1, and SIGTERM into an exit that cleans up."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -114,7 +116,7 @@ def _failing_with_a_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(hidden: bool) -> Iterator[ProgressBar]:
+def _progress(hidden: bool) -> Generator[ProgressBar]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with RichProgress(*columns, console=errors, disable=hidden, transient=True) as bar:
         yield ProgressBar(bar)
