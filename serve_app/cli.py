@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from configs.schema import Effective, SettingsError, resolve
+from serve_app.bench_cli import bench_app
 from serve_app.policy_cli import policy_app
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(policy_app, name="policy")
+app.add_typer(bench_app, name="bench")
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
