@@ -104,9 +104,15 @@ class Session:
         return True
 
     def set_gate(self, gate: Gate) -> None:
-        """Take a newer gate; an older one that arrives late is ignored."""
-        if self._speculator is not None and gate.version >= self._speculator.gate.version:
-            self._speculator.gate = gate
+        """Take a newer gate; an older one that arrives late is ignored.
+
+        The policy judges MTP only: a classic draft model speculates whenever it is exact.
+        """
+        speculator = self._speculator
+        if speculator is None or speculator.drafter.kind == "model":
+            return
+        if gate.version >= speculator.gate.version:
+            speculator.gate = gate
 
     def _new_probe(self) -> ProbeRun | None:
         if self._speculation is None:
@@ -163,4 +169,7 @@ class Session:
 def _speculator(speculation: Speculation | None, identity: Identity) -> Speculator | None:
     if speculation is None:
         return None
-    return Speculator(speculation.drafter, speculation.block_size, identity)
+    speculator = Speculator(speculation.drafter, speculation.block_size, identity)
+    if speculation.drafter.kind == "model":
+        speculator.gate = Gate(enabled=True)
+    return speculator

@@ -29,8 +29,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script; a defect ends in one sentence, not in a traceback."""
+    try:
+        app()
+    except Exception as error:
+        errors.print(f"mtp-serve: internal fault: {type(error).__name__}: {error}")
+        raise SystemExit(1) from None
 
 
 @app.command()

@@ -34,8 +34,8 @@ def environment(address: str | None) -> Mapping[str, str]:
     return _COMMON | (_JOINED if address else _LOCAL)
 
 
-def connect(address: str | None) -> None:
-    """Start a local Ray, or join the cluster at `address`.
+def connect(address: str | None) -> str:
+    """Start a local Ray, or join the cluster at `address`; returns where others can join it.
 
     Raises ConnectionError when there is no cluster at `address`.
     """
@@ -62,6 +62,7 @@ def connect(address: str | None) -> None:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     _print_worker_logs_as_they_are()
+    return ray.get_runtime_context().gcs_address
 
 
 def _print_worker_logs_as_they_are() -> None:

@@ -42,13 +42,20 @@ def run(effective: Effective, address: str | None) -> int:
     _stop_on_signals(stop)
     screen.print("starting Ray (about 15 seconds) ...")
     try:
-        cluster.connect(address)
+        screen.print(f"Ray is at {_connect(address)}")
         # Ray installs handlers of its own when it starts.
         _stop_on_signals(stop)
         return 0 if stop.is_set() else _serve(effective, stop)
     finally:
         screen.print("stopping ...")
         cluster.disconnect()
+
+
+def _connect(address: str | None) -> str:
+    try:
+        return cluster.connect(address)
+    except ConnectionError as error:
+        raise StartError(f"no Ray cluster can be joined at {address!r}: {error}") from error
 
 
 def _serve(effective: Effective, stop: threading.Event) -> int:
