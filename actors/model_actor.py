@@ -4,28 +4,31 @@ import asyncio
 import os
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from msgspec.structs import replace
 
-from actors.engine_thread import Abort, EngineThread, Listener, Submit
+from actors.engine_thread import Abort, EngineThread, Listener, SetGate, Submit
 from actors.lease import Lease
-from actors.machine import hardware_of
+from actors.machine import attachment
 from actors.outbox import Outbox
 from actors.ports import PolicyPort, SchedulerPort
 from engine.config import EngineConfig
+from engine.identity import Identity
 from messages.events import TERMINAL, Cancelled, Event
 from messages.model import ModelCard, ModelMessage, ModelState, ModelStatus
-from messages.policy import Attach, Gate, NoMtpDispatch
+from messages.policy import Counts, Gate, Sample
 from messages.requests import GenerateRequest, RequestId
 from messages.scheduling import LoadReport, ModelName, Released
 
 if TYPE_CHECKING:
-    from engine.device import DeviceFacts
+    from engine.session import Facts
 
 log = structlog.get_logger()
+
+_Message = TypeVar("_Message", LoadReport, Released)
 
 _REPORT_PERIOD_S = 0.5
 _HEARTBEAT_S = 2.0
@@ -43,8 +46,7 @@ class ModelActor:
         self._config = config
         self._scheduler = scheduler
         self._policy = policy
-        self._gate = Gate()
-        self._lease: asyncio.Task[None] | None = None
+        self._lease: Lease | None = None
         self._loop = asyncio.get_running_loop()
         self._status = ModelStatus(
             model=name, incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}", state="loading"
@@ -53,7 +55,7 @@ class ModelActor:
         self._clients: dict[RequestId, str] = {}
         self._aborted: OrderedDict[RequestId, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._engine = EngineThread(config, self._listener())
+        self._engine = EngineThread(config, Identity(self._name, self._status.incarnation), self._listener())
         self._reporter = self._loop.create_task(self._report_forever())
 
     async def submit(self, request: GenerateRequest) -> bool:
@@ -111,8 +113,8 @@ class ModelActor:
     def close(self) -> None:
         """End the engine thread."""
         self._reporter.cancel()
-        if self._lease is not None:
-            self._lease.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._engine.close(_CLOSE_TIMEOUT_S)
 
     def _listener(self) -> Listener:
@@ -121,31 +123,42 @@ class ModelActor:
 
         return Listener(
             progress=lambda text: hop(self._set_state, "loading", text),
-            ready=lambda card, device: hop(self._on_ready, card, device),
+            ready=lambda facts: hop(self._on_ready, facts),
             failed=lambda reason: hop(self._set_state, "failed", reason),
             events=lambda events: hop(self._route, events),
+            measured=lambda samples: hop(self._on_measured, samples),
+            counted=lambda counts: hop(self._on_counted, counts),
         )
 
-    def _on_ready(self, card: ModelCard, device: "DeviceFacts") -> None:
-        self._set_state("ready", "", card)
-        attach = Attach(
-            model=self._name,
-            incarnation=self._status.incarnation,
-            hardware=hardware_of(device),
-            dispatch=NoMtpDispatch(),
-        )
-        self._lease = self._loop.create_task(Lease(self._policy, attach, self._on_gate).hold())
+    def _on_ready(self, facts: "Facts") -> None:
+        """The engine can serve, or knows its drafter better than before."""
+        if self._status.state != "ready":
+            self._set_state("ready", "", facts.card)
+        attach = attachment(self._name, self._status.incarnation, facts)
+        if self._lease is None:
+            self._lease = Lease(self._policy, attach, self._on_gate)
+            self._hold(self._lease.hold())
+        else:
+            self._lease.renew_as(attach)
 
     def _on_gate(self, gate: Gate) -> None:
-        if gate.version >= self._gate.version:
-            self._gate = gate
+        self._engine.put(SetGate(gate))
+
+    def _on_measured(self, samples: list[Sample]) -> None:
+        if self._lease is not None:
+            for sample in samples:
+                self._hold(self._lease.record(sample))
+
+    def _on_counted(self, counts: Counts) -> None:
+        if self._lease is not None:
+            self._lease.counts = counts
 
     def _set_state(self, state: ModelState, detail: str, card: ModelCard | None = None) -> None:
         log.info("model_state", model=self._name, state=state, detail=detail)
         self._status = replace(self._status, state=state, detail=detail, card=card)
         for outbox in self._outboxes.values():
             outbox.put_status(self._status)
-        self._send(self._scheduler.report(self._load_report()))
+        self._send(self._scheduler.report, self._load_report())
 
     def _route(self, events: list[Event]) -> None:
         by_client: dict[str, list[Event]] = {}
@@ -156,7 +169,7 @@ class ModelActor:
             by_client.setdefault(client, []).append(event)
             if isinstance(event, TERMINAL):
                 del self._clients[event.request_id]
-                self._send(self._scheduler.released(self._released(event.request_id)))
+                self._send(self._scheduler.released, self._released(event.request_id))
         for client, batch in by_client.items():
             if (outbox := self._outboxes.get(client)) is not None:
                 outbox.put_events(batch)
@@ -172,20 +185,23 @@ class ModelActor:
             active=tuple(self._clients),
         )
 
-    def _send(self, call: Awaitable[None]) -> None:
-        task = self._loop.create_task(_quietly(call))
+    def _send(self, deliver: Callable[[_Message], Awaitable[None]], message: _Message) -> None:
+        self._hold(_quietly(deliver, message))
+
+    def _hold(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _report_forever(self) -> None:
         while True:
-            self._send(self._scheduler.report(self._load_report()))
+            self._send(self._scheduler.report, self._load_report())
             await asyncio.sleep(_REPORT_PERIOD_S)
 
 
-async def _quietly(call: Awaitable[None]) -> None:
+async def _quietly(deliver: Callable[[_Message], Awaitable[None]], message: _Message) -> None:
     """Await a report; the next one repeats what a lost one said, so a failure is only noted."""
     try:
-        await asyncio.wait_for(call, _CALL_TIMEOUT_S)
+        await asyncio.wait_for(deliver(message), _CALL_TIMEOUT_S)
     except Exception as error:  # Ray raises many types for a peer that is restarting
         log.debug("report_lost", error=type(error).__name__)

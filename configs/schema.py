@@ -23,8 +23,10 @@ Source = Literal["default", "file", "env", "flag"]
 _DECIDED_BY = {
     "MLXCEL_ENABLE_MTP_B1": ("switches.pin",),
     "MLXCEL_MTP_ADAPTIVE": ("switches.adaptive",),
-    "MLXCEL_MTP_ALLOW_INEXACT": ("switches.allow_inexact",),
-    "MLXCEL_DRAFT_BLOCK_SIZE": ("switches.block_size", "switches.auto_block_size"),
+    "MLXCEL_MTP_ALLOW_INEXACT": ("switches.allow_inexact", "engine.allow_inexact"),
+    "MLXCEL_DRAFT_BLOCK_SIZE": ("switches.block_size", "switches.auto_block_size", "engine.draft_block_size"),
+    "MLXCEL_DRAFT_KIND": ("engine.draft_kind",),
+    "LLAMA_ARG_SPEC_DRAFT_MODEL": ("engine.draft_model",),
     "MLXCEL_CACHE_DIR": ("switches.cache_dir", "engine.cache_root"),
 }
 
@@ -90,6 +92,10 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
         f"switches.{name}": getattr(switches, name) for name in switches.__struct_fields__
     }
     values["engine.cache_root"] = switches.cache_dir
+    values["engine.allow_inexact"] = switches.allow_inexact
+    values["engine.draft_block_size"] = switches.block_size or 0
+    values["engine.draft_kind"] = environment.get("MLXCEL_DRAFT_KIND")
+    values["engine.draft_model"] = environment.get("LLAMA_ARG_SPEC_DRAFT_MODEL")
     return {name: values[name] for env, names in _DECIDED_BY.items() if env in environment for name in names}
 
 

@@ -3,7 +3,10 @@
 Owns the mapping between sequences and the generator's rows; decides nothing about when a sequence ends.
 """
 
+from typing import cast
+
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.generate import BatchGenerator, StopSequences
 from msgspec import Struct
 
@@ -32,7 +35,7 @@ class BatchLane:
         self._unfed: list[int] = []
         self._model = RecordingModel(forwarder)
         self._generator = BatchGenerator(
-            self._model, completion_batch_size=num_slots, prefill_batch_size=num_slots
+            cast(nn.Module, self._model), completion_batch_size=num_slots, prefill_batch_size=num_slots
         )
 
     def __len__(self) -> int:
@@ -96,7 +99,7 @@ class BatchLane:
         return pending
 
     def remove(self, request_id: RequestId) -> None:
-        """Drop a sequence and its caches; unknown ids are ignored, it may have left for two reasons at once."""
+        """Drop a sequence and its caches; one that is not here has left already."""
         uid = self._uid(request_id)
         if uid is not None:
             self._generator.remove([uid])
@@ -109,10 +112,11 @@ class BatchLane:
     def _pending(self, uid: int) -> tuple[int, mx.array] | None:
         # BatchGenerator keeps the next token to itself; redrawing it would need a cache that can be cut.
         batch = self._generator._generation_batch
-        if uid not in batch.uids:
+        tokens = batch._next_tokens
+        if tokens is None or uid not in batch.uids:
             return None
         index = batch.uids.index(uid)
-        return int(batch._next_tokens[index].item()), batch._next_logprobs[index]
+        return int(cast(int, tokens[index].item())), batch._next_logprobs[index]
 
     def _fed(self, uid: int, token_id: int, features: mx.array | None, index: int) -> None:
         decoding = self._rows[uid]

@@ -1,6 +1,7 @@
 """The engine's settings; values only, checked once, never read from the environment here."""
 
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
@@ -13,6 +14,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `model` is the embedded model's name (optionally with `-float32` or `-4bit`), a directory with an MLX
     checkpoint, or a hub id. `num_slots` sequences decode together. A prefill chunk is sized to about
     `prefill_chunk_s` seconds of work. `context_length` 0 keeps the model's own. `threads` 0 uses every core.
+
+    `draft_model` is a folder with a drafter, `auto` for the one that comes with the model, or `none`;
+    `draft_kind` settles what the folder does not say; `draft_block_size` 0 is the drafter's own;
+    `draft_bits` quantises the drafter at load, 0 leaves it as stored. `allow_inexact` speculates although
+    the exactness probe found a difference.
     """
 
     model: str = EMBEDDED_MODEL
@@ -22,6 +28,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     threads: int = 0
     cache_root: str = ""
     prompt_cache_bytes: int = 512 * 1024 * 1024
+    draft_model: str = "auto"
+    draft_kind: Literal["auto", "mtp", "model"] = "auto"
+    draft_block_size: int = 0
+    draft_bits: int = 0
+    allow_inexact: bool = False
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError naming the value and the legal range."""
@@ -35,6 +46,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if not 0 <= self.threads <= 1024:
             raise ValueError(f"threads is {self.threads}, legal: 0 (every core) to 1024")
+        if self.draft_block_size and not 2 <= self.draft_block_size <= 16:
+            raise ValueError(
+                f"draft_block_size (--draft-block-size) is {self.draft_block_size}, "
+                "legal: 0 (the drafter's own) or 2 to 16"
+            )
+        if self.draft_bits not in (0, 2, 3, 4, 6, 8):
+            raise ValueError(f"draft_bits is {self.draft_bits}, legal: 0 (as stored), 2, 3, 4, 6, 8")
         if self.prompt_cache_bytes < 0:
             raise ValueError(f"prompt_cache_bytes is {self.prompt_cache_bytes}, legal: 0 (off) or more")
 

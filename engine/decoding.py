@@ -11,7 +11,7 @@ from engine.sequence import Sequence
 
 
 class Pending(NamedTuple):
-    """A step under way: the picked token [1], its log-probability row [1, V], the features of the fed token."""
+    """A step under way: the picked token [1], its log-probabilities [1, V], features of the fed token."""
 
     token: mx.array
     logprobs: mx.array

@@ -115,6 +115,14 @@ def checkpoint_path(name: str, progress: Progress) -> Path:
     return _download(name, progress)
 
 
+def source_paths(config: EngineConfig) -> list[Path]:
+    """Files or folders the configured model is read from."""
+    name = config.model
+    if name == EMBEDDED_MODEL or name in _EMBEDDED_WEIGHTS:
+        return [embedded.gguf_path()]
+    return [checkpoint_path(name, lambda text: None)]
+
+
 def _download(name: str, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - a second of imports only this path needs
 

@@ -4,6 +4,8 @@ Owns how a step is taken; which kind of step is the course's decision, when a se
 """
 
 import time
+from collections.abc import Sequence as Seq
+from typing import cast
 
 import mlx.core as mx
 
@@ -86,7 +88,7 @@ class SoloLane:
         position = decoding.position
         pending = decoding.pending or self._launch(decoding, picker, mx.array([decoding.bonus]), position)
         decoding.pending = self._launch(decoding, picker, pending.token, position + 1) if ahead else None
-        token_id = int(pending.token.item())
+        token_id = cast(int, pending.token.item())
         if decoding.history is not None and pending.features is not None:
             decoding.history.note(decoding.bonus, pending.features)
         decoding.bonus = token_id
@@ -129,7 +131,7 @@ class SoloLane:
         )
         events: list[TokensEmitted | None] = []
 
-        def limit(emitted: "list[int] | tuple[int, ...]") -> int:
+        def limit(emitted: Seq[int]) -> int:
             before = len(sequence.token_ids)
             events.append(sequence.emit(emitted, picker.logprobs))
             return len(sequence.token_ids) - before

@@ -5,41 +5,33 @@ Reads the gate as a plain field once per request. Knows no lanes and sends no me
 
 from collections import Counter
 
-from msgspec import Struct
-
 from engine.course import PLAIN, Course, course_for
 from engine.history import DraftHistory
+from engine.identity import Identity
 from engine.measurement import Measurement
 from engine.prompt_cache import PromptState
 from engine.sequence import Sequence
 from messages.policy import Counts, Declined, DeclineReason, Gate, Sample
 from messages.requests import GenerateRequest
-from messages.scheduling import ModelName
 from speculative.drafter import Drafter
 
 # A bonus token, and one round that can emit two.
 MIN_TOKENS = 4
 
 
-class Identity(Struct, frozen=True):
-    """Whose reports these are."""
-
-    model: ModelName
-    incarnation: str
-
-
 class Speculator:
     """The speculative side of one engine with a drafter."""
 
-    def __init__(self, drafter: Drafter, block_size: int, identity: Identity, plain_scale: float) -> None:
-        """`plain_scale` is ordinary decode time over plain decode time under the selection in force."""
+    def __init__(self, drafter: Drafter, block_size: int, identity: Identity) -> None:
+        """Speculates with `block_size` rows per verify forward, once it is known to be exact."""
         self.drafter = drafter
         self.depth = block_size - 1
         self.gate = Gate()
         # Set by the exactness probe; without it nothing speculates, whatever the gate says.
         self.is_exact = False
+        # Time of ordinary decode over that of a plain step under the kernel selection in force.
+        self.plain_scale = 1.0
         self._identity = identity
-        self._plain_scale = plain_scale
         self._eligible = 0
         self._attempts = 0
         self._bursts = 0
@@ -64,7 +56,8 @@ class Speculator:
         if not (gate.enabled or gate.measure_every):
             return PLAIN
         if request.max_tokens < MIN_TOKENS:
-            self._attempt("too_short" if gate.enabled else None)
+            self._attempts += 1
+            self.note_decline("too_short")
             return PLAIN
         self._eligible += 1
         is_measured = gate.measure_every > 0 and self._eligible % gate.measure_every == 0
@@ -88,7 +81,7 @@ class Speculator:
 
     def measurement(self, course: Course) -> Measurement | None:
         """What collects the sample of a measured request."""
-        return Measurement(self.depth, self._plain_scale) if course.is_measured else None
+        return Measurement(self.depth, self.plain_scale) if course.is_measured else None
 
     def note_burst(self) -> None:
         """An attempt has got through: its first round ran."""
@@ -122,8 +115,3 @@ class Speculator:
             cancelled=cancelled,
             counts=self.counts,
         )
-
-    def _attempt(self, declined: DeclineReason | None) -> None:
-        if declined is not None:
-            self._attempts += 1
-            self.note_decline(declined)

@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 
 from configs.schema import Effective, SettingsError, resolve
+from serve_app.bench_cli import bench_app
+from serve_app.policy_cli import policy_app
 
 app = typer.Typer(
     name="mtp-serve",
@@ -15,6 +17,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(policy_app, name="policy")
+app.add_typer(bench_app, name="bench")
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -25,8 +29,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script; a defect ends in one sentence, not in a traceback."""
+    try:
+        app()
+    except Exception as error:
+        errors.print(f"mtp-serve: internal fault: {type(error).__name__}: {error}")
+        raise SystemExit(1) from None
 
 
 @app.command()
@@ -38,6 +46,14 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
     parallel: Annotated[int | None, typer.Option(help="Requests generated at the same time.")] = None,
     max_queue_depth: Annotated[int | None, typer.Option(help="Requests that may wait for a slot.")] = None,
+    model_draft: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter; `auto` for the one that comes with the model, `none`."),
+    ] = None,
+    draft_kind: Annotated[str | None, typer.Option(help="mtp, model, or auto to look.")] = None,
+    draft_block_size: Annotated[
+        int | None, typer.Option(help="Rows per verify forward, 2 to 16; 0 is the drafter's own.")
+    ] = None,
     ctx_size: Annotated[
         int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")
     ] = None,
@@ -69,6 +85,9 @@ def serve(
             "engine.num_slots": parallel,
             "engine.context_length": ctx_size,
             "engine.threads": threads,
+            "engine.draft_model": model_draft,
+            "engine.draft_kind": draft_kind,
+            "engine.draft_block_size": draft_block_size,
             "http.host": host,
             "http.port": port,
             "http.served_model_name": served_model_name,
@@ -84,6 +103,47 @@ def serve(
 
 
 @app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Checkpoint directory, hub id or embedded model.")
+    ] = None,
+    model_draft: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter; `auto` for the one that comes with the model, `none`."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampled text.")] = 0,
+    raw: Annotated[bool, typer.Option(help="Complete the text instead of answering it.")] = False,
+    speculative: Annotated[
+        bool | None, typer.Option(help="Insist on speculation or forbid it; default: when it is exact.")
+    ] = None,
+) -> None:
+    """Generate once, in this process, without a server."""
+    from engine.errors import ModelLoadError  # noqa: PLC0415
+    from serve_app import offline  # noqa: PLC0415
+
+    effective = _resolve(None, {"engine.model": model, "engine.draft_model": model_draft})
+    wanted = offline.Prompt(
+        text=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        is_chat=not raw,
+        speculative=speculative,
+    )
+    try:
+        finished = offline.generate(
+            effective.settings.engine, wanted, lambda text: typer.echo(text, nl=False)
+        )
+    except ModelLoadError as error:
+        raise _usage_error(str(error)) from error
+    typer.echo("")
+    errors.print(offline.summary(finished))
+
+
+@app.command()
 def status(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
     """Say what a running server has decided about speculation, and why."""
     from serve_app import status as status_page  # noqa: PLC0415
@@ -93,7 +153,7 @@ def status(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: Jso
     except status_page.StatusError as error:
         errors.print(str(error))
         raise typer.Exit(1) from error
-    typer.echo(status_page.as_json(body) if as_json else status_page.sentence(body))
+    typer.echo(status_page.as_json(body) if as_json else status_page.describe(body))
 
 
 def _resolve(config: Path | None, flags: dict[str, object]) -> Effective:

@@ -1,4 +1,4 @@
-"""The actors as Serve hosts them: logging set up first, deployment handles wrapped as the ports they expect."""
+"""The actors as Serve hosts them: logging set up first, handles wrapped as the ports they expect."""
 
 import os
 

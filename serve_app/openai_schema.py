@@ -50,6 +50,7 @@ class CommonBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
+    speculative: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

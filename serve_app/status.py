@@ -6,6 +6,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from messages.policy import PolicyReport
+from policy.sentence import sentence
+
 _TIMEOUT_S = 10.0
 
 
@@ -32,68 +35,26 @@ def as_json(body: dict[str, Any]) -> str:
     return msgspec.json.format(msgspec.json.encode(body)).decode()
 
 
-def sentence(body: dict[str, Any]) -> str:
-    """The state in words; labels this version does not know are shown as they are."""
+def describe(body: dict[str, Any]) -> str:
+    """The state in words; a schema or label this version does not know is named, not guessed."""
     if body.get("schema_version") != 1:
-        return (
-            f"The server speaks policy schema {body.get('schema_version')!r}, which this version cannot read."
-        )
-    pairing = _pairing(body)
-    match body["state"]:
-        case "settled":
-            return f"{_verdict(body)}{pairing}.{_evidence(body)}"
-        case "profiling":
-            done, needed = body["samples"], body["samples_required"]
-            starved = body.get("starved_by")
-            wait = f" Held up by: {starved}." if starved else ""
-            return (
-                f"MTP is being measured: {done} of {needed} single-request generations done{pairing}.{wait}"
-            )
-        case "forced":
-            word = "on" if body["mtp_enabled"] else "off"
-            return f"MTP is pinned {word} by MLXCEL_ENABLE_MTP_B1; nothing is being measured{pairing}."
-        case "exactness_declined":
-            detail = body["decline_detail"] or "no reason was recorded"
-            return f"MTP is configured but vetoed; running plain decode{pairing}. {detail}"
-        case "unavailable":
-            return _unavailable(body["reason"], body["mtp_enabled"])
-        case other:
-            return f"The policy is in a state this version does not know: {other}."
+        return f"policy schema {body.get('schema_version')!r} is unknown to this version"
+    report = _report(body)
+    if report is None:
+        return f"state {body.get('state')!r} is unknown to this version"
+    pairing = _pairing(report)
+    return sentence(report) + (f" [{pairing}]" if pairing else "")
 
 
-def _pairing(body: dict[str, Any]) -> str:
-    if body["target"] is None:
+def _report(body: dict[str, Any]) -> PolicyReport | None:
+    declines = [{"reason": reason, "count": count} for reason, count in body.get("declines", {}).items()]
+    try:
+        return msgspec.convert(body | {"declines": declines, "classes": []}, PolicyReport)
+    except msgspec.ValidationError:
+        return None
+
+
+def _pairing(report: PolicyReport) -> str:
+    if report.target is None:
         return ""
-    return (
-        f" for {body['target']} with {body['drafter']} on {body['hardware']}, block size {body['block_size']}"
-    )
-
-
-def _verdict(body: dict[str, Any]) -> str:
-    return {
-        "enable": "MTP was measured to pay and is on",
-        "decline": "MTP was measured not to pay and is off",
-    }.get(body["verdict"], f"MTP has the verdict {body['verdict']}")
-
-
-def _evidence(body: dict[str, Any]) -> str:
-    parts: list[str] = []
-    if body.get("speedup") is not None:
-        parts.append(f"speed-up {body['speedup']:.2f}")
-    if body["acceptance_rate"] is not None:
-        parts.append(f"acceptance {body['acceptance_rate']:.2f}")
-    parts.append(f"{body['samples']} samples")
-    return f" ({', '.join(parts)})"
-
-
-def _unavailable(reason: str, enabled: bool | None) -> str:
-    match reason:
-        case "no_mtp_dispatch":
-            return "The server has no MTP drafter; every request decodes plainly."
-        case "adaptive_disabled":
-            word = "on" if enabled else "off"
-            return f"Measuring is switched off (MLXCEL_MTP_ADAPTIVE); MTP is {word} by default or by pin."
-        case "worker_not_ready":
-            return "The model is not ready yet."
-        case other:
-            return f"No policy is running: {other}."
+    return f"{report.target} + {report.drafter} on {report.hardware}, block size {report.block_size}"

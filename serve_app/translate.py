@@ -30,6 +30,7 @@ class GenerationSettings(Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     top_logprobs: int | None
     ignore_eos: bool
+    speculative: bool | None
 
 
 def generation_settings(
@@ -44,6 +45,7 @@ def generation_settings(
         max_tokens=wanted_tokens(body),
         top_logprobs=top_logprobs(body),
         ignore_eos=bool(body.ignore_eos),
+        speculative=body.speculative,
     )
 
 
@@ -65,6 +67,7 @@ def build_request(
         stop=settings.stop,
         top_logprobs=settings.top_logprobs,
         ignore_eos=settings.ignore_eos,
+        speculative=settings.speculative,
     )
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import mlx.core as mx
+
 from speculative.chained_head import ChainedHeadDrafter, HeadTraits
 from speculative.generic_head import HeadFiles, load_generic_head
 from speculative.head_weights import quantise_head
@@ -20,9 +22,14 @@ def generic_drafter(files: HeadFiles) -> ChainedHeadDrafter:
     return ChainedHeadDrafter(files.head, traits, files.draft_vocab)
 
 
-def load_generic_drafter(folder: Path, bits: int | None = None) -> ChainedHeadDrafter:
-    """Loads a generic head, quantising its layers to `bits` when given; errors as `load_generic_head`."""
+def load_generic_drafter(folder: Path, dtype: mx.Dtype, bits: int | None = None) -> ChainedHeadDrafter:
+    """Loads a generic head, quantising its layers to `bits` when given; errors as `load_generic_head`.
+
+    Weights are stored in half precision and computed in `dtype`, the target's: mixing the two converts every
+    weight at every step.
+    """
     files = load_generic_head(folder)
+    files.head.set_dtype(dtype)
     if bits is not None:
         quantise_head(files.head, bits)
     return generic_drafter(files)

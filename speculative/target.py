@@ -76,6 +76,11 @@ class Target:
         return self._inner.norm.weight.shape[0]
 
     @property
+    def dtype(self) -> mx.Dtype:
+        """Type the hidden states are computed in."""
+        return self._inner.norm.weight.dtype
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding table."""
         return self._inner.embed_tokens.weight.shape[0]

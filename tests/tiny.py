@@ -55,6 +55,19 @@ def tokenizer_files() -> dict[str, bytes]:
     }
 
 
+def write_head(folder: Path) -> Path:
+    """A random generic MTP head for the tiny checkpoint; returns the folder."""
+    import mlx.core as mx
+
+    from speculative.generic_head import GenericHead, GenericHeadConfig, HeadFiles, save_generic_head
+
+    shared = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    mx.random.seed(1)
+    config = GenericHeadConfig(**{name: CONFIG[name] for name in shared})
+    save_generic_head(folder, HeadFiles(GenericHead(config), config, None))
+    return folder
+
+
 def write_checkpoint(folder: Path, **changes: Any) -> Path:
     """A llama checkpoint of random float32 weights (seed 0) that mlx-lm loads; returns the folder."""
     import mlx.core as mx

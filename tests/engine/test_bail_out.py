@@ -1,7 +1,7 @@
 """Bailing out of a losing burst, and coming back."""
 
-from messages.policy import BailOut
 from engine.bail_out import BailOutState, after_plain, after_round
+from messages.policy import BailOut
 
 LIMITS = BailOut(break_even_emitted=2.0, window_rounds=4, loss_ratio=1.3, pause_tokens=10)
 

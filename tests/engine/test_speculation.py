@@ -1,14 +1,15 @@
 """Speculation in the engine never changes what is emitted, on any lane, however drafts turn out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.identity import Identity
 from engine.loading import LoadedModel
-from engine.speculator import Identity, Speculator
+from engine.speculator import Speculator
 from messages.events import Event, TokensEmitted
 from messages.policy import BailOut, Gate
 from messages.requests import GenerateRequest
@@ -47,12 +48,12 @@ def target(loaded: LoadedModel) -> Target:
 
 
 @pytest.fixture
-def speculating(loaded: LoadedModel, target: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+def speculating(loaded: LoadedModel, target: Target, monkeypatch: pytest.MonkeyPatch) -> Build:
     """Builds engines with a drafter and a gate."""
     monkeypatch.setattr("engine.engine.prefill_chunk", lambda *_: 16)
 
     def build(drafter: Drafter, gate: Gate = OPEN, block_size: int = 4, **settings: object) -> Engine:
-        speculator = Speculator(drafter, block_size, Identity(ModelName("m"), "1"), plain_scale=1.0)
+        speculator = Speculator(drafter, block_size, Identity(ModelName("m"), "1"))
         speculator.is_exact = True
         speculator.gate = gate
         config = EngineConfig(model="tiny", **settings)  # pyright: ignore[reportArgumentType]
@@ -60,7 +61,7 @@ def speculating(loaded: LoadedModel, target: Target, monkeypatch: pytest.MonkeyP
         engine.warmup(lambda text: None)
         return engine
 
-    yield build
+    return build
 
 
 def outcome(events: list[Event]) -> tuple:

@@ -1,5 +1,6 @@
 """Disconnects, a full queue, and the death of each actor; these leave the shared server as they found it."""
 
+import contextlib
 import json
 import threading
 import time
@@ -52,11 +53,14 @@ def long_streams(server: LiveServer) -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_frees_the_slot_within_a_second(server: LiveServer, stream: bool) -> None:
     """Closing the connection, streaming or not, before or after the first token, stops the generation."""
-    with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(5, read=0.05)) as client:
-        with client.stream("POST", f"{server.url}/v1/completions", json=body(480, stream)) as reply:
-            for _ in reply.iter_raw():
-                time.sleep(0.05)
-                raise httpx.ReadTimeout("enough seen")
+    patience = httpx.Timeout(5, read=5 if stream else 0.2)
+    url = f"{server.url}/v1/completions"
+    with (
+        contextlib.suppress(httpx.ReadTimeout),
+        httpx.stream("POST", url, json=body(480, stream), timeout=patience) as reply,
+    ):
+        next(reply.iter_raw())
+    assert queue(server)["slots_used"] <= 1
     # One second for the stop itself, two for the books as /health republishes them.
     eventually(lambda: queue(server)["slots_used"] == 0, 3)
 
@@ -76,7 +80,7 @@ def test_a_full_queue_answers_503_with_retry_after(
 
 
 def test_a_killed_model_ends_streams_with_an_error_event_and_comes_back(server: LiveServer) -> None:
-    """Clients of a dead model get an explicit error; the policy endpoint answers throughout; service returns."""
+    """Clients of a dead model get an explicit error; the policy endpoint answers; service returns."""
     lines: list[str] = []
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body(480), timeout=30) as reply:
         for line in reply.iter_lines():

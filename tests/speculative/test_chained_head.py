@@ -183,9 +183,9 @@ def test_an_incompatible_head_is_named(changes: dict[str, object], message: str)
 def test_a_folder_is_loaded_quantised_when_asked(tmp_path: Path) -> None:
     """Quantising at load changes proposals at most, never the text."""
     save_generic_head(tmp_path, head_files())
-    drafter = load_generic_drafter(tmp_path, bits=4)
+    drafter = load_generic_drafter(tmp_path, mx.float32, bits=4)
     target = tiny.target("llama")
     drafter.bind(target)
     assert generate(target, PROMPT, 10, drafter, depth=2).tokens == plain(target, PROMPT, 10).tokens
     with pytest.raises(ValueError, match="legal are 2, 3, 4"):
-        load_generic_drafter(tmp_path, bits=7)
+        load_generic_drafter(tmp_path, mx.float32, bits=7)

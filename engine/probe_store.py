@@ -1,0 +1,40 @@
+"""Probe results on disk, one small file per fingerprint, so that a restart need not probe again."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from speculative.probe import ProbeResult
+
+_FOLDER = "mtp-probe"
+
+
+class ProbeStore:
+    """Reads never raise and writes may be lost: probing again is always right."""
+
+    def __init__(self, cache_root: Path) -> None:
+        self._folder = cache_root / _FOLDER
+
+    def load(self, fingerprint: str) -> ProbeResult | None:
+        """The stored result, None when there is none that can be read."""
+        try:
+            return msgspec.json.decode(self._path(fingerprint).read_bytes(), type=ProbeResult)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def save(self, fingerprint: str, result: ProbeResult) -> OSError | None:
+        """Store a result by temp file and rename, mode 0600; returns what prevented it."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(msgspec.json.format(msgspec.json.encode(result)))
+            Path(name).replace(self._path(fingerprint))
+        except OSError as error:
+            return error
+        return None
+
+    def _path(self, fingerprint: str) -> Path:
+        return self._folder / f"{fingerprint}.json"

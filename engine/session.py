@@ -1,0 +1,175 @@
+"""One engine with everything around it: load, drafter, warm-up, probe, in the order they must happen.
+
+Runs on the engine's thread; tells what it reached through plain values.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+from msgspec import Struct
+
+from engine.blas import Blas
+from engine.config import EngineConfig
+from engine.device import DeviceFacts
+from engine.drafting import Probed, ProbeRun, Speculation, attach_drafter
+from engine.engine import Engine
+from engine.identity import Identity
+from engine.loading import load
+from engine.probe_store import ProbeStore
+from engine.speculator import Speculator
+from messages.events import DraftKind
+from messages.model import ModelCard
+from messages.policy import Gate
+
+log = structlog.get_logger()
+
+# A probe that takes longer than this is finished while the engine is idle. Requests that come meanwhile are
+# served plainly, under whichever kernel selection the probe is trying.
+_BOOT_PROBE_S = 2.0
+# Both arms of the probe share their prefill, so its chunks need not be those of requests.
+_MIN_PROBE_CHUNK = 128
+
+
+class DraftFacts(Struct, frozen=True, kw_only=True):
+    """What is known of the drafter; `probed` is None until the exactness probe has answered."""
+
+    name: str
+    kind: DraftKind
+    model_type: str
+    block_size: int
+    fingerprint: str
+    probed: Probed | None
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a session reached: the model's card, the device, and the drafter if there is one."""
+
+    card: ModelCard
+    device: DeviceFacts
+    drafter: DraftFacts | None
+
+
+class Session:
+    """A loaded engine; `facts` changes once, when a probe that went on after the start has answered."""
+
+    def __init__(
+        self, config: EngineConfig, identity: Identity, blas: Blas, progress: Callable[[str], None]
+    ) -> None:
+        """Blocks until the engine can serve. Raises ModelLoadError."""
+        self._config = config
+        loaded = load(config, blas, progress)
+        self._card, self._device = loaded.card, loaded.facts.device
+        self._speculation = attach_drafter(loaded, config, progress)
+        self._probed: Probed | None = None
+        speculator = _speculator(self._speculation, identity)
+        target = self._speculation.target if self._speculation else None
+        self._speculator = speculator
+        self.engine = Engine(loaded, config, target, speculator)
+        self.engine.warmup(progress)
+        self._probe = self._new_probe()
+        self._probe_at_boot(progress)
+        facts = loaded.facts
+        log.info(
+            "model_ready",
+            model=loaded.card.model_id,
+            dtype=facts.weights_dtype,
+            parameters=facts.num_parameters,
+            device=facts.device.device_name,
+            backend=facts.device.backend,
+            blas=facts.blas.describe(),
+            load_s=round(facts.load_s, 2),
+            prefill_chunk=self.engine.prefill_chunk,
+            drafter=self._speculation.name if self._speculation else None,
+        )
+
+    @property
+    def facts(self) -> Facts:
+        """What is known now."""
+        return Facts(card=self._card, device=self._device, drafter=self._draft_facts())
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether a probe is still to be done."""
+        return self._probe is not None
+
+    def idle_step(self) -> bool:
+        """Do a piece of probe while no request runs; returns whether `facts` changed."""
+        if self._probe is None:
+            return False
+        probed = self._probe.step()
+        if probed is None:
+            return False
+        self._conclude(probed)
+        return True
+
+    def set_gate(self, gate: Gate) -> None:
+        """Take a newer gate; an older one that arrives late is ignored.
+
+        The policy judges MTP only: a classic draft model speculates whenever it is exact.
+        """
+        speculator = self._speculator
+        if speculator is None or speculator.drafter.kind == "model":
+            return
+        if gate.version >= speculator.gate.version:
+            speculator.gate = gate
+
+    def _new_probe(self) -> ProbeRun | None:
+        if self._speculation is None:
+            return None
+        return ProbeRun(
+            self._speculation,
+            ProbeStore(self._config.cache_path()),
+            self._card.context_length,
+            max(self.engine.prefill_chunk, _MIN_PROBE_CHUNK),
+        )
+
+    def _probe_at_boot(self, progress: Callable[[str], None]) -> None:
+        if not self.has_idle_work:
+            return
+        progress("probing whether speculation is exact here")
+        deadline = time.monotonic() + _BOOT_PROBE_S
+        while self.has_idle_work and time.monotonic() < deadline:
+            self.idle_step()
+
+    def _conclude(self, probed: Probed) -> None:
+        self._probe = None
+        self._probed = probed
+        speculator = self._speculator
+        if speculator is None:
+            return
+        speculator.is_exact = probed.is_exact or self._config.allow_inexact
+        speculator.plain_scale = probed.plain_scale
+        if probed.is_exact:
+            log.info("exactness_probe_passed", selection=probed.selection, rows_ms=probed.rows_ms)
+        elif self._config.allow_inexact:
+            log.warning("mtp_inexact", reason=probed.detail, allowed_by="MLXCEL_MTP_ALLOW_INEXACT")
+        else:
+            log.warning(
+                "mtp_declined",
+                reason=probed.detail,
+                consequence="falling back to plain decode",
+                override="MLXCEL_MTP_ALLOW_INEXACT=1",
+            )
+
+    def _draft_facts(self) -> DraftFacts | None:
+        speculation = self._speculation
+        if speculation is None:
+            return None
+        return DraftFacts(
+            name=speculation.name,
+            kind=speculation.drafter.kind,
+            model_type=speculation.model_type,
+            block_size=speculation.block_size,
+            fingerprint=speculation.fingerprint,
+            probed=self._probed,
+        )
+
+
+def _speculator(speculation: Speculation | None, identity: Identity) -> Speculator | None:
+    if speculation is None:
+        return None
+    speculator = Speculator(speculation.drafter, speculation.block_size, identity)
+    if speculation.drafter.kind == "model":
+        speculator.gate = Gate(enabled=True)
+    return speculator
