@@ -1,0 +1,43 @@
+"""The one-line account for people."""
+
+import msgspec
+import pytest
+
+from messages.policy import Declined
+from policy.sentence import sentence
+from tests.policy.test_wire import SNAPSHOTS
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("worker_not_ready", "waiting for a model to load"),
+        ("no_mtp_dispatch", "MTP is not configured: no drafter is loaded"),
+        ("adaptive_disabled", "MTP off: the adaptive policy is disabled"),
+        ("exactness_pending", "MTP waits for the exactness probe; running plain decode"),
+        ("forced", "MTP pinned on by MLXCEL_ENABLE_MTP_B1; nothing is measured"),
+        ("profiling_2_of_4", "measuring: 2 of 4 single-request generations done"),
+        ("settled", "MTP on: measured at 1.80 times (1.80 to 1.80) plain decode"),
+        ("declined", "MTP off: measured at 0.70 times (0.70 to 0.70) plain decode"),
+    ],
+)
+def test_every_state_has_its_sentence(name: str, said: str) -> None:
+    """A pin is called a pin, a measurement a measurement."""
+    assert sentence(SNAPSHOTS[name].top) == said
+
+
+def test_a_veto_gives_the_probe_s_reason() -> None:
+    """Verbatim, after saying that plain decode runs."""
+    said = sentence(SNAPSHOTS["exactness_declined"].top)
+    assert said.startswith("MTP configured but vetoed; running plain decode: verify block position 0 differs")
+
+
+def test_starvation_is_never_called_measuring_alone() -> None:
+    """The sentence says that nothing gets through, how often, and why."""
+    starved = msgspec.structs.replace(
+        SNAPSHOTS["profiling"].top,
+        attempts=37,
+        declines=(Declined("concurrent", 37),),
+        starved_by="concurrent",
+    )
+    assert "37 of 37 attempts declined, mostly concurrent" in sentence(starved)
