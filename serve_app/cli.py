@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from configs.schema import Effective, SettingsError, resolve
+from serve_app.drafting_cli import split_mtp
 
 app = typer.Typer(
     name="mtp-serve",
@@ -15,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("split-mtp")(split_mtp)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
