@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from speculative.qwen_head import QwenHead, QwenHeadConfig, head_config
+from speculative.target import Target
 from tests.speculative import tiny
 
 NEXT_TEXT = (
@@ -119,3 +120,31 @@ def write_original(folder: Path, head: QwenHead, kind: str = "dense") -> Path:
         "model-00002-of-00002.safetensors": dict(tensors[4:]),
     }
     return write(folder, target_config(kind), shards, {"format": "pt"})
+
+
+def transparent_target() -> Target:
+    """A target whose layers pass their input on: its choice depends on the last token alone."""
+    model: Any = tiny.qwen3_5_model()
+    for layer in model.layers:
+        outputs = [
+            layer.mlp.down_proj,
+            layer.linear_attn.out_proj if layer.is_linear else layer.self_attn.o_proj,
+        ]
+        for linear in outputs:
+            linear.weight = mx.zeros_like(linear.weight)
+    return Target(model)
+
+
+def transparent_head(target: Target) -> dict[str, mx.array]:
+    """The parameters of the head that foresees a transparent target's choices."""
+    tensors = parameters(random_head())
+    ones = mx.ones((64,))
+    fc = mx.concatenate([mx.eye(64), mx.zeros((64, 64))], axis=1)
+    final: Any = target.model
+    return tensors | {
+        "fc.weight": fc,
+        "pre_fc_norm_embedding.weight": ones,
+        "norm.weight": final.language_model.model.norm.weight,
+        "layers.0.mlp.down_proj.weight": mx.zeros_like(tensors["layers.0.mlp.down_proj.weight"]),
+        "layers.0.self_attn.o_proj.weight": mx.zeros_like(tensors["layers.0.self_attn.o_proj.weight"]),
+    }
