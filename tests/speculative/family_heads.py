@@ -69,7 +69,8 @@ def save(folder: Path, fields: dict[str, Any], tensors: dict[str, mx.array]) -> 
 def split_glm_tensors(head: GlmHead) -> dict[str, mx.array]:
     """The head as a split checkpoint stores it, copies of embedding and output head included."""
     copy = mx.ones((tiny.VOCAB, 64))
-    tensors = {f"model.{name}": array for name, array in tree_flatten(head.parameters())}
+    flat: dict[str, mx.array] = dict(tree_flatten(head.parameters()))
+    tensors = {f"model.{name}": array for name, array in flat.items()}
     return tensors | {"model.embed_tokens.weight": copy, "lm_head.weight": copy}
 
 

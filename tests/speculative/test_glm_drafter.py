@@ -108,6 +108,16 @@ def test_proposals_are_those_of_plain_arithmetic() -> None:
     assert len(set(proposals)) > 1
 
 
+def test_every_row_sees_the_rows_before_it() -> None:
+    """One pass over several pairs gives for each what plain arithmetic gives, causally."""
+    head, _ = glm_head()
+    embeddings, hiddens = mx.random.normal((2, 1, 7, 64), key=mx.random.key(5))
+    cache = head.make_cache()
+    rows = [head(embeddings[:, part], hiddens[:, part], cache) for part in (slice(0, 4), slice(4, 7))]
+    wanted = recomputed(dict(tree_flatten(head.parameters())), embeddings[0], hiddens[0])
+    assert mx.allclose(mx.concatenate(rows, axis=1)[0], wanted, atol=1e-4).item()
+
+
 def test_the_first_embedding_is_not_read() -> None:
     """At absolute position 0 the head sees no embedding, at the next position it does."""
     head, _ = glm_head()
