@@ -14,7 +14,7 @@ from tests.speculative.decoding import PROMPTS, Generated, generate, plain
 from tests.speculative.drafters import perfect, random_drafter, scripted
 from tests.speculative.family_heads import assistant, glm_head
 
-LENGTH = 14
+LENGTH = 12
 FAMILIES = ("gemma4", "glm4_moe_lite")
 DRAFTERS = ("real", "perfect", "random", "scripted")
 
