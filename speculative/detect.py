@@ -5,12 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import mlx.core as mx
 from mlx_lm.utils import load_model
 from msgspec import Struct
 
+from speculative import gemma_assistant, glm_drafter
 from speculative.drafter import Drafter
+from speculative.gemma_drafter import load_gemma_drafter
 from speculative.generic_drafter import load_generic_drafter
 from speculative.generic_head import MODEL_TYPE
+from speculative.glm_drafter import load_glm_drafter
 from speculative.model_drafter import ModelDrafter
 from speculative.qwen_drafter import load_qwen_drafter
 from speculative.qwen_layouts import has_qwen_head
@@ -35,10 +39,14 @@ def _named(*model_types: str) -> Callable[[Path, dict[str, Any]], bool]:
     return lambda folder, config: config.get("model_type") in model_types
 
 
+def _loaded(load: Callable[[Path, mx.Dtype, int | None], Drafter]) -> Callable[..., Drafter]:
+    return lambda folder, target, bits: load(folder, target.dtype, bits)
+
+
 HEAD_KINDS = (
-    HeadKind(
-        _named(MODEL_TYPE), lambda folder, target, bits: load_generic_drafter(folder, target.dtype, bits)
-    ),
+    HeadKind(_named(MODEL_TYPE), _loaded(load_generic_drafter)),
+    HeadKind(_named(glm_drafter.MODEL_TYPE), _loaded(load_glm_drafter)),
+    HeadKind(_named(*gemma_assistant.MODEL_TYPES), _loaded(load_gemma_drafter)),
     HeadKind(has_qwen_head, load_qwen_drafter),
 )
 
