@@ -5,7 +5,7 @@ Owns what is asked and what is held out; knows neither models nor tokenizers.
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ _EVERYDAY = ("food", "work", "hobbies", "life", "places")
 _ANY = tuple(TOPICS)
 _CODE = ("code",)
 
-# kind -> (fields its topics come from, phrasings). The last phrasing of a kind is held out with the held-out topics.
+# kind -> (fields its topics come from, phrasings); the last phrasing is held out with the held-out topics.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "story": (
         ("fantasy", "work", "nature", "life"),
@@ -157,7 +157,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("food", "hobbies", "work"),
         (
             "Make up a word problem about {t} and solve it step by step.",
-            "Anna has 12 coins and spends a third of them on something to do with {t}. How many are left? Explain.",
+            "Anna has 12 coins and spends a third of them on {t}. How many are left? Explain.",
             "Invent a table of five rows with numbers about {t}.",
         ),
     ),
@@ -169,7 +169,10 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "Write an HTML page about {t}.",
         ),
     ),
-    "multi_turn": (_ANY, ("Tell me more.", "Why is that?", "Can you give an example?", "Put that in a list.")),
+    "multi_turn": (
+        _ANY,
+        ("Tell me more.", "Why is that?", "Can you give an example?", "Put that in a list."),
+    ),
 }
 # Never seen in fitting: they show how the head does on requests unlike its own.
 HELD_OUT_KINDS = ("riddle", "product")
@@ -186,7 +189,7 @@ _SYSTEM = (
 _FIRST_TURN = ("What can you tell me about {t}?", "I am curious about {t}.", "Let us talk about {t}.")
 _FIRST_ANSWER = (
     "{T} is a rich subject. People have thought about it for a long time, and there is much to say.",
-    "Of course! {T} can be seen from several sides: where it comes from, how it works and why it matters to us.",
+    "Of course! {T} can be seen from several sides: where it comes from, how it works and why it matters.",
     "Sure. The most important thing about {t} is that it changes with time and place.",
 )
 # Kinds that most chats consist of come twice as often.
@@ -212,8 +215,13 @@ def is_held_out(topic: str) -> bool:
     return hashlib.sha256(topic.encode()).digest()[0] % _HELD_OUT_SHARE == 0
 
 
-def fitting_prompts(seed: int) -> Iterator[Prompt]:
-    """Distinct prompts for fitting in a seeded order, kinds taken in turn; ends when every kind is used up."""
+def fitting_prompts(seed: int, first: Iterable[str] = ()) -> Iterator[Prompt]:
+    """Distinct prompts for fitting: those of the user, then the built-in ones in a seeded order.
+
+    Kinds are taken in turn; ends when every kind is used up.
+    """
+    for text in first:
+        yield Prompt(kind="user", topic="", messages=({"role": "user", "content": text},))
     rng = random.Random(seed)
     queues = {kind: _pairs(kind, rng, held_out=False) for kind in _KINDS}
     while queues:
@@ -226,7 +234,7 @@ def fitting_prompts(seed: int) -> Iterator[Prompt]:
 
 
 def held_out_prompts(seed: int, per_kind: int) -> list[Prompt]:
-    """Up to `per_kind` prompts of every kind on held-out topics in held-out phrasings, and of the unseen kinds."""
+    """Up to `per_kind` prompts of every kind, unseen ones included, on held-out topics in held-out words."""
     rng = random.Random(seed)
     out: list[Prompt] = []
     for kind in (*_KINDS, *_UNSEEN):

@@ -54,6 +54,14 @@ class Batch(NamedTuple):
     temperature: float
 
 
+class Decoded(NamedTuple):
+    """One batch that has its shard: batches finished, its answer tokens, whether it was decoded just now."""
+
+    done: int
+    answer_tokens: int
+    fresh: bool
+
+
 def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
     """Token ids of a prompt up to where the answer begins."""
     return tokenizer.apply_chat_template(
@@ -89,26 +97,31 @@ def generate(
     model: Any,
     stop_tokens: frozenset[int],
     work: list[Batch],
+    *,
     folder: Path,
-    progress: Callable[[int, int], bool],
+    progress: Callable[[Decoded], bool],
 ) -> None:
     """Decode every batch that has no shard in `folder` yet, one file a batch, written atomically.
 
-    `progress(done, answer_tokens)` is called after each batch with the number of batches finished and the
-    tokens in it (0 for one found on disk); generation ends early when it returns False.
+    `progress` is called after each batch; generation ends early when it returns False.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tapped(model, config.tap_layers) as taps:
         for index, batch in enumerate(work):
             path = folder / f"shard-{index:05d}.safetensors"
-            tokens = 0
-            if not path.exists():
+            fresh = not path.exists()
+            if fresh:
                 shard = _decode(config, model, taps, stop_tokens, batch, seed=config.seed * 100_003 + index)
-                tokens = int((shard["lengths"] - len(batch.rows[0])).sum().item())
                 _write(path, shard, batch)
                 mx.clear_cache()
-            if not progress(index + 1, tokens):
+            tokens = int(np.array(read_shard(path)[0]["lengths"] - len(batch.rows[0])).sum())
+            if not progress(Decoded(index + 1, tokens, fresh)):
                 return
+
+
+def read_shard(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """A shard's arrays (those of `_decode`) and its notes: prompt_length, kinds, temperature."""
+    return mx.load(str(path), return_metadata=True)  # pyright: ignore[reportReturnType]
 
 
 def _write(path: Path, shard: dict[str, mx.array], batch: Batch) -> None:
@@ -123,9 +136,9 @@ def _write(path: Path, shard: dict[str, mx.array], batch: Batch) -> None:
 
 
 def _decode(
-    config: GenerateConfig, model: Any, taps: Taps, stop_tokens: frozenset[int], batch: Batch, seed: int
+    config: GenerateConfig, model: Any, taps: Taps, stop_tokens: frozenset[int], batch: Batch, *, seed: int
 ) -> dict[str, mx.array]:
-    """Tokens int32 [B, L], lengths int32 [B] (prompt, answer and its stop token), taps float16 [B, L - 1, T * H].
+    """Tokens int32 [B, L], lengths int32 [B] (prompt, answer, stop token), taps float16 [B, L - 1, T * H].
 
     A row's positions at and after its length, and its taps from there on, are padding.
     """
@@ -174,7 +187,7 @@ def _choose(logits: mx.array, temperature: float, rng: np.random.Generator) -> n
     return chosen
 
 
-def _keep_rows(cache: list[KVCache], keep: list[int]) -> None:
+def _keep_rows(cache: list[Any], keep: list[int]) -> None:
     index = mx.array(keep)
     for layer in cache:
         layer.keys, layer.values = layer.keys[index], layer.values[index]

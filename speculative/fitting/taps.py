@@ -1,6 +1,6 @@
 """Reads hidden states out of a target while it runs; knows nothing of heads or training."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ class Taps:
 
 
 @contextmanager
-def tapped(model: Any, layers: tuple[int, ...]) -> Iterator[Taps]:
+def tapped(model: Any, layers: tuple[int, ...]) -> Generator[Taps, None, None]:
     """Tap the target while the block runs; `layers` counts as `GenericHeadConfig.tap_layers` does.
 
     Raises ValueError when a layer index is above the target's layer count.
