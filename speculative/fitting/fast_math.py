@@ -13,7 +13,7 @@ _LARGEST = 87.0
 
 
 def exp(x: mx.array) -> mx.array:
-    """e**x of a float32 array to a relative 1e-6, arguments clipped to -87 .. 87. Has no gradient."""
+    """e**x of a float32 array to a relative 1e-5, arguments clipped to -87 .. 87. Has no gradient."""
     x = mx.clip(x, -_LARGEST, _LARGEST)
     whole = mx.round(x * _LOG2_E)
     f = x - whole * _LN_2

@@ -21,7 +21,7 @@ def test_rounds_go_on_after_what_they_emit() -> None:
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=3, max_size=3), st.integers(0, 3))
 def test_every_slot_belongs_to_exactly_one_round(rows: list[list[bool]], first: int) -> None:
-    """Accepted drafts and one token a round cover the answer, except for what the last round had left over."""
+    """Accepted drafts and one token a round cover the answer, give or take the last round."""
     slots = min(len(row) for row in rows)
     found = replay([row[:slots] for row in rows], first)
     covered = sum(found.accepted) + found.rounds

@@ -11,9 +11,9 @@ def close(a: mx.array, b: mx.array) -> bool:
 
 
 def test_exp_is_accurate_over_its_range() -> None:
-    """The relative error stays below a millionth between -86 and 86."""
+    """The relative error stays below 1e-5 between -86 and 86."""
     x = mx.linspace(-86.0, 86.0, 5001)
-    assert mx.abs(fast_math.exp(x) / mx.exp(x) - 1).max().item() < 1e-6
+    assert mx.abs(fast_math.exp(x) / mx.exp(x) - 1).max().item() < 1e-5
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])

@@ -33,9 +33,9 @@ def settings(**changes: Any) -> TrainConfig:
 
 
 def test_a_run_writes_a_head_that_loads(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """fit() leaves a float16 head of the asked geometry and reports what it did; a second call only reports."""
+    """fit() leaves a float16 head of the asked geometry and a report; a second call repeats the report."""
     config = FitConfig(
-        generate=GenerateConfig(batch_size=8, max_answer_tokens=6, tap_layers=(1,)),
+        generate=GenerateConfig(batch_size=8, max_answer_tokens=6, tap_layers=(1, 3)),
         train=settings(num_layers=2, tap_layers=(1, 3)),
         answer_tokens=60,
         held_out_per_kind=1,
@@ -61,7 +61,7 @@ def test_a_run_writes_a_head_that_loads(model: Any, tokenizer: Any, tmp_path: Pa
 
 
 def test_answers_are_the_targets_greedy_continuation(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """Every greedy answer token is the argmax of the target at its place, and the taps are those of one pass."""
+    """Each greedy answer token is the argmax of the target at its place; the taps are those of one pass."""
     from speculative.fitting.corpus import held_out_prompts
     from speculative.fitting.data import load_examples
     from speculative.fitting.generate import batches, generate
