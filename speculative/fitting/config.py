@@ -1,5 +1,7 @@
 """Settings of a fitting run, checked where they are made; knows nothing of how they are used."""
 
+from itertools import pairwise
+
 from msgspec import Struct
 
 from speculative.fitting.generate import GenerateConfig
@@ -8,15 +10,16 @@ from speculative.fitting.generate import GenerateConfig
 class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Geometry and optimisation of the head.
 
-    `num_layers` layers start as copies of the target's last ones; `depth_weights` weigh the loss at draft
-    depth 1, 2, ...; `draft_vocab_size` of None keeps the whole vocabulary. `tap_layers` has to be among
-    those the corpus recorded. `steps` batches of about `batch_tokens` slots.
+    `num_layers` layers start as copies of the target's last ones; `depth_shares` are the shares of steps that
+    train draft depth 1, 2, ... (the first is 1, a deeper one costs as much again); `draft_vocab_size` of None
+    keeps the whole vocabulary; `tap_layers` are among those the corpus recorded. `steps` batches of about
+    `batch_tokens` slots.
     """
 
     num_layers: int = 1
     draft_vocab_size: int | None = 6144
     tap_layers: tuple[int, ...] = ()
-    depth_weights: tuple[float, ...] = (1.0, 0.5, 0.25)
+    depth_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
     steps: int = 600
     batch_tokens: int = 2048
     learning_rate: float = 6e-4
@@ -35,10 +38,10 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError(f"draft_vocab_size is {self.draft_vocab_size}; it must be at least 1")
         if self.batch_tokens < 64:
             raise ValueError(f"batch_tokens is {self.batch_tokens}; it must be at least 64")
-        if not self.depth_weights or any(w < 0 for w in self.depth_weights) or self.depth_weights[0] == 0:
-            raise ValueError(
-                f"depth_weights is {self.depth_weights}; it needs a first weight above 0 and none below 0"
-            )
+        shares = self.depth_shares
+        falling = all(later <= earlier for earlier, later in pairwise(shares))
+        if not shares or shares[0] != 1.0 or not falling or shares[-1] <= 0.0:
+            raise ValueError(f"depth_shares is {shares}; it has to start at 1, never rise and stay above 0")
         if not 0.0 < self.learning_rate <= 0.1:
             raise ValueError(f"learning_rate is {self.learning_rate}; legal is above 0 to 0.1")
         if not 0 <= self.warmup_steps < self.steps:

@@ -112,7 +112,7 @@ def generate(
             fresh = not path.exists()
             if fresh:
                 shard = _decode(config, model, taps, stop_tokens, batch, seed=config.seed * 100_003 + index)
-                _write(path, shard, batch)
+                write_shard(path, shard, _notes(batch))
                 mx.clear_cache()
             tokens = int(np.array(read_shard(path)[0]["lengths"] - len(batch.rows[0])).sum())
             if not progress(Decoded(index + 1, tokens, fresh)):
@@ -124,15 +124,19 @@ def read_shard(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     return mx.load(str(path), return_metadata=True)  # pyright: ignore[reportReturnType]
 
 
-def _write(path: Path, shard: dict[str, mx.array], batch: Batch) -> None:
+def write_shard(path: Path, shard: dict[str, mx.array], notes: dict[str, str]) -> None:
+    """Write a shard so that no reader ever sees half of one."""
     scratch = path.with_name(f"partial-{path.name}")
-    meta = {
+    mx.save_safetensors(str(scratch), shard, notes)
+    scratch.replace(path)
+
+
+def _notes(batch: Batch) -> dict[str, str]:
+    return {
         "prompt_length": str(len(batch.rows[0])),
         "kinds": ",".join(batch.kinds),
         "temperature": str(batch.temperature),
     }
-    mx.save_safetensors(str(scratch), shard, meta)
-    scratch.replace(path)
 
 
 def _decode(

@@ -54,7 +54,7 @@ def recipe(report: FitReport, config: FitConfig, command: str, target: str, lice
         f"- corpus: {report.examples} answers, {report.answer_tokens} tokens, "
         f"{config.generate.sampled_share:.0%} sampled at T={config.generate.temperature}, the others greedy",
         f"- training: {train.steps} steps of about {train.batch_tokens} slots, AdamW "
-        f"{train.learning_rate:g}, depth weights {list(train.depth_weights)}, seed {train.seed}",
+        f"{train.learning_rate:g}, depth shares {list(train.depth_shares)}, seed {train.seed}",
         "",
         f"Acceptance on {report.held_out_examples} greedy answers to held-out prompts, "
         f"K={config.block_size}: each position's share among the rounds that reached it, "

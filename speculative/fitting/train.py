@@ -6,7 +6,7 @@ Owns optimisation; the forward pattern is in forward.py, the reported acceptance
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _MAX_GRADIENT_NORM = 1.0
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """Progress after one optimiser step; `losses` are means per depth in nats, `seconds_left` an estimate."""
+    """Progress after one optimiser step; `losses` are nats per depth trained, `seconds_left` an estimate."""
 
     step: int
     steps: int
@@ -60,9 +60,9 @@ def tap_slice(tap_layers: tuple[int, ...]) -> slice:
 
 
 def loss_by_depth(
-    head: GenericHead, output: Output, packed: Packed, weights: Sequence[float]
+    head: GenericHead, output: Output, packed: Packed, depths: int
 ) -> tuple[mx.array, mx.array]:
-    """(weighted loss, cross-entropy per depth [depths]) against the target's softmax over the draft list.
+    """(sum of losses, cross-entropy per depth [depths]) against the target's softmax over the draft list.
 
     Counts slots of the answer whose target token is in the draft list.
     """
@@ -72,10 +72,11 @@ def loss_by_depth(
     embeddings = output.embed(packed.tokens[:, 1:-1])
     teacher = fast_math.softmax(_rows(packed.final, flat) @ output.rows.T)
     teacher = mx.stop_gradient(teacher)
-    outputs = chained_outputs(head, head.fuse(packed.hidden), embeddings, len(weights))
-    means = [fast_math.cross_entropy(_rows(o, flat) @ output.rows.T, teacher).mean() for o in outputs]
-    total = sum((w * m for w, m in zip(weights, means, strict=True)), mx.array(0.0))
-    return total, mx.stack(means)
+    outputs = chained_outputs(head, head.fuse(packed.hidden), embeddings, depths)
+    means = mx.stack(
+        [fast_math.cross_entropy(_rows(o, flat) @ output.rows.T, teacher).mean() for o in outputs]
+    )
+    return means.sum(), means
 
 
 def _rows(x: mx.array, flat: mx.array) -> mx.array:
@@ -116,13 +117,15 @@ class Trainer:
         """Train to the configured step; ends early, with a checkpoint, when `progress` returns False."""
         config = self._config
         gradient = nn.value_and_grad(  # pyright: ignore[reportPrivateImportUsage]
-            self._head, partial(loss_by_depth, output=self._output, weights=config.depth_weights)
+            self._head, partial(loss_by_depth, output=self._output)
         )
         started, first, slots = time.perf_counter(), self._step, 0
         for batch in self._batches():
             packed = pack(batch, tap_slice(config.tap_layers))
-            (_, losses), gradients = gradient(self._head, packed=packed)
-            gradients = nn.average_gradients(gradients, self._group)
+            (_, losses), gradients = gradient(self._head, packed=packed, depths=self._depths())
+            gradients = nn.average_gradients(  # pyright: ignore[reportPrivateImportUsage]
+                gradients, self._group
+            )
             gradients, _ = optimizers.clip_grad_norm(gradients, _MAX_GRADIENT_NORM)
             self._optimizer.update(self._head, gradients)
             mx.eval(self._head.parameters(), self._optimizer.state, losses)
@@ -143,6 +146,11 @@ class Trainer:
                 mx.clear_cache()
             if last or not wanted:
                 return
+
+    def _depths(self) -> int:
+        """Depths this step trains; the draw depends on the step alone, so that all processes agree."""
+        draw = random.Random(self._config.seed * 1_000_003 + self._step).random()
+        return sum(draw < share for share in self._config.depth_shares)
 
     def _batches(self) -> Iterator[list[Example]]:
         """Batches from the step reached on, as an uninterrupted run takes them; processes take turns."""

@@ -27,7 +27,7 @@ def settings(**changes: Any) -> TrainConfig:
         "batch_tokens": 64,
         "checkpoint_every": 2,
         "evaluate_every": 3,
-        "depth_weights": (1.0, 0.5),
+        "depth_shares": (1.0, 0.5),
     }
     return TrainConfig(**(fields | changes))
 
@@ -80,6 +80,25 @@ def test_answers_are_the_targets_greedy_continuation(model: Any, tokenizer: Any,
             assert np.allclose(np.array(states[0]), stored, atol=1e-2)
 
 
+def test_a_packed_corpus_comes_back_whole(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Token ids alone are enough to rebuild the corpus, hidden states included."""
+    from speculative.fitting.archive import pack_corpus, unpack_corpus
+    from speculative.fitting.corpus import held_out_prompts
+    from speculative.fitting.data import load_examples
+    from speculative.fitting.generate import batches, generate
+
+    config = GenerateConfig(batch_size=4, max_answer_tokens=5, tap_layers=(1, 3))
+    work = batches(config, tokenizer, held_out_prompts(0, 1))[:3]
+    generate(config, model, frozenset({1}), work, folder=tmp_path / "first", progress=lambda _: True)
+    pack_corpus(tmp_path / "first", tmp_path / "corpus.npz")
+    unpack_corpus(tmp_path / "corpus.npz", model, (1, 3), tmp_path / "again", lambda _done, _amount: None)
+    first, again = (load_examples(tmp_path / name, (1, 3), (1, 3)) for name in ("first", "again"))
+    assert [e[2:] for e in first] == [e[2:] for e in again]
+    for a, b in zip(first, again, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert np.allclose(a.taps, b.taps, atol=1e-2)
+
+
 def trainer(
     config: TrainConfig, model: Any, examples: list[Example], folder: Path
 ) -> tuple[GenericHead, Trainer]:
@@ -92,7 +111,7 @@ def trainer(
 
 def test_training_lowers_the_loss(model: Any, examples: list[Example], tmp_path: Path) -> None:
     """A head trained on a handful of examples fits them better at each depth."""
-    config = settings(steps=30, learning_rate=3e-3)
+    config = settings(steps=30, learning_rate=3e-3, depth_shares=(1.0, 1.0))
     steps: list[Step] = []
     trainer(config, model, examples, tmp_path)[1].run(lambda s: not steps.append(s))
     assert all(last < first for first, last in zip(steps[0].losses, steps[-1].losses, strict=True))
@@ -136,8 +155,8 @@ def test_the_draft_list_holds_control_tokens_then_frequent_then_low_ids(examples
     [
         {"num_layers": 0},
         {"draft_vocab_size": 0},
-        {"depth_weights": ()},
-        {"depth_weights": (0.0, 1.0)},
+        {"depth_shares": ()},
+        {"depth_shares": (1.0, 0.2, 0.5)},
         {"learning_rate": 0.0},
         {"warmup_steps": 6},
         {"batch_tokens": 1},
