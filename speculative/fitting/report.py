@@ -47,7 +47,7 @@ def recipe(report: FitReport, config: FitConfig, command: str, target: str, lice
     lines = [
         f"# MTP head for {target}",
         "",
-        f"Fitted by self-distillation on the target's own answers. Made with `{command}`.",
+        f"Fitted by self-distillation on the target's own answers. A run of these settings: `{command}`.",
         "",
         f"- {train.num_layers} decoder layer(s), taps {list(train.tap_layers) or 'final hidden only'}, "
         f"draft list of {train.draft_vocab_size or 'all'} tokens, {report.coverage:.3f} of held-out tokens",
