@@ -31,7 +31,7 @@ def randomise(model: nn.Module, seed: int = 0, scale: float = 0.25) -> nn.Module
     return model
 
 
-def llama_model(**changes: Any) -> nn.Module:
+def llama_model(scale: float = 0.25, **changes: Any) -> nn.Module:
     fields: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -42,7 +42,7 @@ def llama_model(**changes: Any) -> nn.Module:
         "rms_norm_eps": 1e-5,
         "vocab_size": VOCAB,
     }
-    return randomise(llama.Model(llama.ModelArgs(**(fields | changes))))
+    return randomise(llama.Model(llama.ModelArgs(**(fields | changes))), scale=scale)
 
 
 def sliding_llama_model() -> nn.Module:
