@@ -27,7 +27,9 @@ from messages.requests import GenerateRequest, RequestId
 from speculative.target import Target
 
 _WARMUP_TOKENS = 64
-_MIN_CHUNK, _MAX_CHUNK = 16, 2048
+# The best of several, so that a busy moment at start does not shrink the chunk for good.
+_WARMUP_RUNS = 3
+_MIN_CHUNK, _MAX_CHUNK = 32, 2048
 
 
 class Engine:
@@ -69,9 +71,7 @@ class Engine:
         """Run the model once to compile kernels, and fix the prefill chunk for the engine's life."""
         progress("warming up")
         self._forward(8)
-        started = time.perf_counter()
-        self._forward(_WARMUP_TOKENS)
-        seconds = time.perf_counter() - started
+        seconds = min(self._timed_forward(_WARMUP_TOKENS) for _ in range(_WARMUP_RUNS))
         self.prefill_chunk = prefill_chunk(_WARMUP_TOKENS / seconds, self._config.prefill_chunk_s)
         self._prompt_cache = PromptCache(self._config.prompt_cache_bytes, self.prefill_chunk)
 
@@ -227,6 +227,11 @@ class Engine:
         tokens = mx.arange(num_tokens)[None] % self._loaded.card.vocab_size
         mx.eval(self._forwarder(tokens, self._forwarder.make_cache()).logits)
 
+    def _timed_forward(self, num_tokens: int) -> float:
+        started = time.perf_counter()
+        self._forward(num_tokens)
+        return time.perf_counter() - started
+
     def _new_lanes(self) -> tuple[SoloLane, BatchLane]:
         context_length = self._loaded.card.context_length
         return (
@@ -236,7 +241,7 @@ class Engine:
 
 
 def prefill_chunk(tokens_per_second: float, seconds: float) -> int:
-    """Largest power of two of prompt tokens, within 16 to 2048, that takes at most about `seconds`."""
+    """Largest power of two of prompt tokens, within 32 to 2048, that takes at most about `seconds`."""
     chunk = _MIN_CHUNK
     while chunk * 2 <= _MAX_CHUNK and chunk * 2 <= tokens_per_second * seconds:
         chunk *= 2

@@ -27,6 +27,8 @@ log = structlog.get_logger()
 # A probe that takes longer than this is finished while the engine is idle. Requests that come meanwhile are
 # served plainly, under whichever kernel selection the probe is trying.
 _BOOT_PROBE_S = 2.0
+# Both arms of the probe share their prefill, so its chunks need not be those of requests.
+_MIN_PROBE_CHUNK = 128
 
 
 class DraftFacts(Struct, frozen=True, kw_only=True):
@@ -102,9 +104,15 @@ class Session:
         return True
 
     def set_gate(self, gate: Gate) -> None:
-        """Take a newer gate; an older one that arrives late is ignored."""
-        if self._speculator is not None and gate.version >= self._speculator.gate.version:
-            self._speculator.gate = gate
+        """Take a newer gate; an older one that arrives late is ignored.
+
+        The policy judges MTP only: a classic draft model speculates whenever it is exact.
+        """
+        speculator = self._speculator
+        if speculator is None or speculator.drafter.kind == "model":
+            return
+        if gate.version >= speculator.gate.version:
+            speculator.gate = gate
 
     def _new_probe(self) -> ProbeRun | None:
         if self._speculation is None:
@@ -113,7 +121,7 @@ class Session:
             self._speculation,
             ProbeStore(self._config.cache_path()),
             self._card.context_length,
-            self.engine.prefill_chunk,
+            max(self.engine.prefill_chunk, _MIN_PROBE_CHUNK),
         )
 
     def _probe_at_boot(self, progress: Callable[[str], None]) -> None:
@@ -161,4 +169,7 @@ class Session:
 def _speculator(speculation: Speculation | None, identity: Identity) -> Speculator | None:
     if speculation is None:
         return None
-    return Speculator(speculation.drafter, speculation.block_size, identity)
+    speculator = Speculator(speculation.drafter, speculation.block_size, identity)
+    if speculation.drafter.kind == "model":
+        speculator.gate = Gate(enabled=True)
+    return speculator

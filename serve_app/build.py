@@ -8,10 +8,9 @@ from ray import serve
 from ray.serve import Application
 
 from configs.schema import Settings, merge
+from serve_app import names
 from serve_app.hosted import HostedIngress, HostedModel, HostedPolicy, HostedScheduler
 
-APP_NAME = "mtp-serve"
-MODEL_NAME = "model-0"
 _STREAMS_AND_SLACK = 64
 
 
@@ -19,10 +18,10 @@ def application(settings: Settings) -> Application:
     """The whole server as a Serve application: ingress, scheduler, model and policy."""
     # Serve queues what exceeds this limit, silently; the queue that fills up must be the scheduler's.
     ongoing = settings.scheduler.max_queue_depth + settings.engine.num_slots + _STREAMS_AND_SLACK
-    scheduler = _bind("Scheduler", HostedScheduler, ongoing, settings.scheduler)
-    policy = _bind("Policy", HostedPolicy, ongoing, settings.policy, settings.switches)
-    model = _bind("Model", HostedModel, ongoing, MODEL_NAME, settings.engine, scheduler, policy)
-    return _bind("Ingress", HostedIngress, ongoing, settings.http, model, scheduler, policy)
+    scheduler = _bind(names.SCHEDULER, HostedScheduler, ongoing, settings.scheduler)
+    policy = _bind(names.POLICY, HostedPolicy, ongoing, settings.policy, settings.switches)
+    model = _bind(names.MODEL, HostedModel, ongoing, names.MODEL_NAME, settings.engine, scheduler, policy)
+    return _bind(names.INGRESS, HostedIngress, ongoing, settings.http, model, scheduler, policy)
 
 
 def from_args(args: dict[str, Any]) -> Application:

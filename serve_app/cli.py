@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 
 from configs.schema import Effective, SettingsError, resolve
+from serve_app.bench_cli import bench_app
+from serve_app.policy_cli import policy_app
 
 app = typer.Typer(
     name="mtp-serve",
@@ -15,6 +17,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(policy_app, name="policy")
+app.add_typer(bench_app, name="bench")
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -25,8 +29,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script; a defect ends in one sentence, not in a traceback."""
+    try:
+        app()
+    except Exception as error:
+        errors.print(f"mtp-serve: internal fault: {type(error).__name__}: {error}")
+        raise SystemExit(1) from None
 
 
 @app.command()
@@ -92,6 +100,47 @@ def serve(
     except server.StartError as error:
         raise _usage_error(str(error)) from error
     raise typer.Exit(code)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Checkpoint directory, hub id or embedded model.")
+    ] = None,
+    model_draft: Annotated[
+        str | None,
+        typer.Option(help="Folder of a drafter; `auto` for the one that comes with the model, `none`."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampled text.")] = 0,
+    raw: Annotated[bool, typer.Option(help="Complete the text instead of answering it.")] = False,
+    speculative: Annotated[
+        bool | None, typer.Option(help="Insist on speculation or forbid it; default: when it is exact.")
+    ] = None,
+) -> None:
+    """Generate once, in this process, without a server."""
+    from engine.errors import ModelLoadError  # noqa: PLC0415
+    from serve_app import offline  # noqa: PLC0415
+
+    effective = _resolve(None, {"engine.model": model, "engine.draft_model": model_draft})
+    wanted = offline.Prompt(
+        text=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        is_chat=not raw,
+        speculative=speculative,
+    )
+    try:
+        finished = offline.generate(
+            effective.settings.engine, wanted, lambda text: typer.echo(text, nl=False)
+        )
+    except ModelLoadError as error:
+        raise _usage_error(str(error)) from error
+    typer.echo("")
+    errors.print(offline.summary(finished))
 
 
 @app.command()

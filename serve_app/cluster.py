@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.names import NAMESPACE
+
 # What Ray needs to know before it is imported or started; a value the operator has set wins.
 _COMMON = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -32,8 +34,8 @@ def environment(address: str | None) -> Mapping[str, str]:
     return _COMMON | (_JOINED if address else _LOCAL)
 
 
-def connect(address: str | None) -> None:
-    """Start a local Ray, or join the cluster at `address`.
+def connect(address: str | None) -> str:
+    """Start a local Ray, or join the cluster at `address`; returns where others can join it.
 
     Raises ConnectionError when there is no cluster at `address`.
     """
@@ -42,7 +44,7 @@ def connect(address: str | None) -> None:
     import ray  # noqa: PLC0415 - after its environment
     from ray import serve  # noqa: PLC0415
 
-    common: dict[str, Any] = {"namespace": "mtp-serve", "logging_level": "ERROR"}
+    common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": "ERROR"}
     if address:
         ray.init(address=address, log_to_driver=True, **common)
     else:
@@ -60,6 +62,7 @@ def connect(address: str | None) -> None:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     _print_worker_logs_as_they_are()
+    return ray.get_runtime_context().gcs_address
 
 
 def _print_worker_logs_as_they_are() -> None:

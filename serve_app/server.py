@@ -16,6 +16,7 @@ from rich.console import Console
 from configs.schema import Effective
 from serve_app import cluster
 from serve_app.logs import configure_logging
+from serve_app.names import APP_NAME
 
 log = structlog.get_logger()
 screen = Console(highlight=False, soft_wrap=True)
@@ -41,7 +42,7 @@ def run(effective: Effective, address: str | None) -> int:
     _stop_on_signals(stop)
     screen.print("starting Ray (about 15 seconds) ...")
     try:
-        cluster.connect(address)
+        screen.print(f"Ray is at {_connect(address)}")
         # Ray installs handlers of its own when it starts.
         _stop_on_signals(stop)
         return 0 if stop.is_set() else _serve(effective, stop)
@@ -50,10 +51,17 @@ def run(effective: Effective, address: str | None) -> int:
         cluster.disconnect()
 
 
+def _connect(address: str | None) -> str:
+    try:
+        return cluster.connect(address)
+    except ConnectionError as error:
+        raise StartError(f"no Ray cluster can be joined at {address!r}: {error}") from error
+
+
 def _serve(effective: Effective, stop: threading.Event) -> int:
     from ray import serve  # noqa: PLC0415 - after its environment
 
-    from serve_app.build import APP_NAME, application  # noqa: PLC0415
+    from serve_app.build import application  # noqa: PLC0415
 
     settings = effective.settings
     handle = serve.run(application(settings), name=APP_NAME, route_prefix=None, blocking=False)

@@ -143,7 +143,7 @@ def test_fail_all_answers_everybody_and_the_engine_goes_on(engine: Engine) -> No
     assert finish_of(run(engine, request("c"))["c"]).reason == "length"
 
 
-@pytest.mark.parametrize(("speed", "chunk"), [(1.0, 16), (130.0, 64), (1e9, 2048)])
+@pytest.mark.parametrize(("speed", "chunk"), [(1.0, 32), (130.0, 64), (1e9, 2048)])
 def test_prefill_chunk_is_half_a_second_of_work(speed: float, chunk: int) -> None:
-    """Chunks are powers of two between 16 and 2048 that fit the time."""
+    """Chunks are powers of two between 32 and 2048 that fit the time."""
     assert prefill_chunk(speed, 0.5) == chunk

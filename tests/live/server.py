@@ -1,6 +1,7 @@
 """Starts `mtp-serve serve` as a user would and finds the processes behind it."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -95,6 +96,13 @@ class LiveServer:
             if process.is_running():
                 process.kill()
         self._out.close()
+
+    def ray_address(self) -> str:
+        """Where the server's Ray can be joined."""
+        found = re.search(r"^Ray is at (\S+)", self.log.read_text(), re.MULTILINE)
+        if found is None:
+            raise LookupError(f"no Ray address in the log:\n{self.tail()}")
+        return found[1]
 
     def tail(self) -> str:
         """The end of the log."""

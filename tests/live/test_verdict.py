@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests import tiny
 from tests.live.server import LiveServer, eventually
@@ -114,6 +116,23 @@ def test_status_says_the_verdict_in_a_sentence(server: LiveServer) -> None:
     assert "MTP off" in said
     body = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60).stdout
     assert json.loads(body)["verdict"] == "decline"
+
+
+def test_the_notebook_runs_against_the_server(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inspection notebook attaches, reads the policy by message, plots and replays."""
+    monkeypatch.setenv("MTP_SERVE_RAY_ADDRESS", server.ray_address())
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    root = Path(__file__).parents[2]
+    notebook = nbformat.read(root / "notebooks" / "inspect_policy.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(root)}}).execute()
+    said = [
+        output["data"]["text/plain"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "data" in output
+    ]
+    assert "MTP off" in said[0]
+    assert any("decline" in text for text in said)
 
 
 def test_a_restart_finds_the_verdict_and_a_pin_hides_it(

@@ -1,0 +1,141 @@
+"""`mtp-serve bench`: parses, shows progress and tables; measuring and judging belong to `bench`."""
+
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table as RichTable
+
+from bench import overhead as overhead_figures
+from bench import overhead_run, speculation_run, tables
+from bench import speculation as speculation_figures
+from bench.errors import BenchError
+from configs.schema import SettingsError, resolve
+from engine.config import EMBEDDED_MODEL
+
+bench_app = typer.Typer(help="Measure this server against others and against itself.", no_args_is_help=True)
+screen = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print nothing but the JSON object.")]
+
+
+class ProgressBar:
+    """A progress bar on standard error, or a line per step where that is not a terminal."""
+
+    def __init__(self, bar: RichProgress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+        self._begun = 0
+
+    def total(self, steps: int) -> None:
+        """How many steps there will be."""
+        self._bar.update(self._task, total=steps)
+
+    def step(self, text: str) -> None:
+        """A step begins, and the one before it is done."""
+        self._bar.update(self._task, description=text, completed=self._begun)
+        self._begun += 1
+        if not self._bar.console.is_terminal and not self._bar.disable:
+            self._bar.console.print(f"{self._begun}: {text}", markup=False)
+
+
+@bench_app.command()
+def overhead(
+    as_json: JsonOption = False,
+    model: Annotated[str, typer.Option("--model", "-m", help="As for mtp-serve serve.")] = EMBEDDED_MODEL,
+    tokens: Annotated[int, typer.Option(min=8, max=4096, help="Tokens per answer.")] = 64,
+    pairs: Annotated[int, typer.Option(min=1, max=1000, help="Rounds per number of streams.")] = 5,
+) -> None:
+    """Compare decode rates with mlx-lm in process and with mlx_lm.server, on one and on eight streams."""
+    with _failing_with_a_sentence():
+        plan = overhead_run.Plan(model=model, tokens=tokens, pairs=pairs, cache_root=_cache_root())
+        with _progress(as_json) as progress:
+            rounds, conditions = overhead_run.measure(plan, progress)
+    if not as_json:
+        _show(tables.overhead_table(rounds))
+        for sentence in overhead_figures.mismatches(rounds):
+            screen.print(f"not identical: {sentence}")
+    _print_json(overhead_figures.summary(rounds, conditions, tokens))
+
+
+@bench_app.command()
+def speculation(
+    serve_options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: options of mtp-serve serve for the server this starts.", metavar="-- ..."
+        ),
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A running server; without it one is started.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="API key of the running server.", envvar="MTP_SERVE_API_KEY")
+    ] = None,
+    as_json: JsonOption = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a bar chart to this SVG file.")] = None,
+    tokens: Annotated[int, typer.Option(min=8, max=4096, help="Tokens per answer.")] = 96,
+) -> None:
+    """Compare speculative with plain decoding of one server, prompt by prompt."""
+    if url is not None and serve_options:
+        errors.print("mtp-serve: options after -- are for a server started here, so they exclude --url")
+        raise typer.Exit(2)
+    if plot is not None and not plot.parent.is_dir():
+        errors.print(f"mtp-serve: the folder of --plot {plot} does not exist")
+        raise typer.Exit(2)
+    plan = speculation_run.Plan(
+        tokens=tokens, url=url, api_key=api_key, serve_options=tuple(serve_options or ())
+    )
+    with _failing_with_a_sentence(), _progress(as_json) as progress:
+        pairs, policy = speculation_run.measure(plan, progress)
+    figures = speculation_figures.summary(pairs, policy, tokens)
+    if plot is not None:
+        plot.write_text(tables.speedup_chart(pairs, speculation_figures.median_speedup(pairs)))
+    if not as_json:
+        _show(tables.speculation_table(pairs))
+    _print_json(figures)
+
+
+@contextmanager
+def _failing_with_a_sentence() -> Generator[None]:
+    """Turn a failed measurement into exit code 1, and SIGTERM into an exit that cleans up."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    except BenchError as error:
+        errors.print(f"mtp-serve bench: {error}", markup=False)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def _progress(hidden: bool) -> Generator[ProgressBar]:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with RichProgress(*columns, console=errors, disable=hidden, transient=True) as bar:
+        yield ProgressBar(bar)
+
+
+def _show(table: tables.Table) -> None:
+    drawn = RichTable(*table.columns, title=table.title)
+    for row in table.rows:
+        drawn.add_row(*row)
+    screen.print(drawn)
+
+
+def _print_json(figures: dict[str, object]) -> None:
+    typer.echo(msgspec.json.encode(figures).decode())
+
+
+def _cache_root() -> Path:
+    try:
+        return resolve(None, os.environ, {}).settings.engine.cache_path()
+    except SettingsError as error:
+        errors.print(f"mtp-serve: {error}", markup=False)
+        raise typer.Exit(2) from error
