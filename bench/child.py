@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
-import msgspec
-
 from bench.errors import BenchError
 from bench.process_tree import Process, descendants, processes
 
@@ -78,15 +76,6 @@ class Child:
         code = self._process.poll()
         if code is not None:
             raise BenchError(f"{self.name} ended with code {code}{self._ending()}")
-
-    def logged(self, field: str) -> object:
-        """The newest value of a field among the JSON lines of its log, None when no line has it."""
-        for line in reversed(self._log.read_bytes().splitlines()):
-            with suppress(msgspec.DecodeError):
-                record = msgspec.json.decode(line)
-                if isinstance(record, dict) and field in record:
-                    return record[field]
-        return None
 
     def tree(self) -> list[Process]:
         """The child and everything it started, as far as still alive."""

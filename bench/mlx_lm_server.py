@@ -8,21 +8,17 @@ import importlib
 import sys
 from pathlib import Path
 
-import msgspec
-
 from engine.blas import preload
 
 
 def main() -> None:
-    """Load the BLAS, note in the log which one it is, and become mlx_lm.server."""
+    """Load the BLAS and become mlx_lm.server."""
     own, theirs = split(sys.argv[1:])
     parser = argparse.ArgumentParser(prog="bench.mlx_lm_server")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache-root", type=Path, required=True)
     arguments = parser.parse_args(own)
-    blas = preload(arguments.cache_root, arguments.threads)
-    sys.stderr.buffer.write(msgspec.json.encode({"blas": blas.describe()}) + b"\n")
-    sys.stderr.flush()
+    preload(arguments.cache_root, arguments.threads)
     # It imports MLX, which must not happen before the BLAS is in place.
     server = importlib.import_module("mlx_lm.server")
     sys.argv = ["mlx_lm.server", *theirs]

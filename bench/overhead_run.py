@@ -18,7 +18,7 @@ from bench import launch
 from bench.checkpoint import directory
 from bench.errors import BenchError
 from bench.overhead import LABELS, SYSTEMS, WIDTHS, Conditions, Round, System
-from bench.process_tree import cpu_percent, memory_mb
+from bench.process_tree import blas_libraries, cpu_percent, memory_mb
 from bench.progress import Progress
 from bench.prompts import completion_prompts, warm_up_prompts
 from bench.reply import Reply
@@ -84,8 +84,14 @@ def measure(plan: Plan, progress: Progress) -> tuple[list[Round], Conditions]:
             "mlx_lm_server": theirs,
             "mtp_serve": ours,
         }
+        require_same_blas(
+            {
+                "inprocess": blas_libraries(baseline.child.tree()),
+                "mlx_lm_server": blas_libraries(theirs.child.tree()),
+                "mtp_serve": blas_libraries(ours.child.tree()),
+            }
+        )
         rounds = _rounds(plan, systems, progress)
-        _require_same_blas(loaded.blas, theirs, ours)
         conditions = Conditions(
             model=model.name,
             dtype=loaded.dtype,
@@ -141,14 +147,8 @@ def _idle_percent(server: launch.Server) -> float:
     return cpu_percent(before, server.child.tree(), time.monotonic() - started)
 
 
-def _require_same_blas(inprocess: str, theirs: launch.Server, ours: launch.Server) -> None:
-    found = {
-        "mlx-lm in process": inprocess,
-        "mlx_lm.server": theirs.child.logged("blas"),
-        "mtp-serve": ours.child.logged("blas"),
-    }
-    if len(set(found.values())) > 1:
-        listed = ", ".join(f"{name}: {blas}" for name, blas in found.items())
-        raise BenchError(
-            f"the systems run under different BLAS libraries, so no ratio would be fair ({listed})"
-        )
+def require_same_blas(libraries: Mapping[System, frozenset[str]]) -> None:
+    """Raise BenchError unless every system has the same BLAS libraries mapped."""
+    if len(set(libraries.values())) > 1:
+        found = ", ".join(f"{LABELS[name]}: {sorted(paths) or 'none'}" for name, paths in libraries.items())
+        raise BenchError(f"no ratio would be fair, since the systems use different BLAS libraries ({found})")

@@ -62,6 +62,27 @@ def memory_mb(listed: Iterable[Process]) -> float:
     return sum(int(kilobytes) for pid, kilobytes in resident if int(pid) in wanted) * 1024 / 1e6
 
 
+def blas_libraries(listed: Iterable[Process]) -> frozenset[str]:
+    """Paths of the BLAS libraries mapped by those of the processes that run MLX; empty where /proc is not."""
+    found: set[str] = set()
+    if sys.platform == "linux":
+        for process in listed:
+            with suppress(*_GONE):
+                found |= blas_of_maps((_PROC / str(process.pid) / "maps").read_text())
+    return frozenset(found)
+
+
+def blas_of_maps(text: str) -> set[str]:
+    """BLAS libraries in the text of /proc/PID/maps, if MLX is there too.
+
+    Those that other wheels bring along for themselves, in a folder named NAME.libs, are left out.
+    """
+    paths = {Path(fields[5]) for line in text.splitlines() if len(fields := line.split(maxsplit=5)) == 6}
+    if not any(path.name.startswith("libmlx.") for path in paths):
+        return set()
+    return {str(p) for p in paths if "blas" in p.name and p.parent.suffix != ".libs"}
+
+
 def from_stat(text: str, ticks_per_second: int) -> Process | None:
     """A process from the text of /proc/PID/stat; None for one that has ended."""
     # The command's name stands in parentheses and may hold anything; the fields after it are fixed.

@@ -10,9 +10,10 @@ from messages.policy import Sample, Slice
 from policy.config import PolicyConfig
 
 MAX_PROBE_MEANS = 8
-# Larger values cannot come from a request and would only overflow the sums.
+# Values beyond these cannot come from a request and would only overflow or underflow the sums.
 _MAX_COUNT = 1 << 40
 _MAX_MS = 1e12
+_MIN_MS = 1e-6
 
 
 class Evidence(Struct, frozen=True):
@@ -139,10 +140,12 @@ def _qualifies(config: PolicyConfig, cleaned: Sample) -> bool:
 
 def _is_sane(sample: Sample) -> bool:
     counts = (sample.rounds, sample.emitted, *sample.accepted_per_position)
+    times = (sample.draft_ms, sample.verify_ms, sample.overhead_ms)
     return (
         0 <= sample.accepted <= sample.proposed <= _MAX_COUNT
         and all(0 <= count <= _MAX_COUNT for count in counts)
         and all(count <= sample.rounds for count in sample.accepted_per_position)
+        and all(0 <= ms <= _MAX_MS for ms in times)
     )
 
 
@@ -158,4 +161,4 @@ def _is_comparison(part: Slice) -> bool:
 
 def _is_time(ms: float) -> bool:
     # A comparison with NaN is False.
-    return 0 < ms <= _MAX_MS
+    return _MIN_MS <= ms <= _MAX_MS

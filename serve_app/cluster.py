@@ -19,6 +19,8 @@ _COMMON = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # ... but without its direct ingress, whose port moves after a crash.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    # ... and with the replicas' own output, which holds our logs, left alone.
+    "RAY_SERVE_LOG_TO_STDERR": "1",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -17,6 +17,15 @@ def read_tensors(path: Path) -> dict[str, mx.array]:
     return dict(loaded)
 
 
+def read_folder(folder: Path) -> dict[str, mx.array]:
+    """The tensors of every safetensors file in `folder`, unevaluated."""
+    return {
+        name: array
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, array in read_tensors(path).items()
+    }
+
+
 def _quantisation(weight: mx.array, scales: mx.array, input_dims: int) -> dict[str, Any]:
     """Bits and group size of one packed tensor, from its shapes alone: 32-bit words hold the columns."""
     bits, group_size = weight.shape[-1] * 32 // input_dims, input_dims // scales.shape[-1]

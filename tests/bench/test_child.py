@@ -79,17 +79,6 @@ def test_children_are_taken_down_when_the_benchmark_is_interrupted(tmp_path: Pat
     assert not alive(pids[0])
 
 
-def test_fields_are_read_from_the_newest_json_line_of_the_log(tmp_path: Path) -> None:
-    """Lines of other programs in the log are passed over."""
-    lines = '{"blas": "old"}\n{"blas": "new"}\nnot json\n{"other": 1}\n[2]\n'
-    code = f"import sys; sys.stderr.write({lines!r})"
-    with Child("logger", python("-c", code), environment(), tmp_path / "log", talks=True) as child:
-        with pytest.raises(BenchError):
-            child.answer()
-        assert child.logged("blas") == "new"
-        assert child.logged("missing") is None
-
-
 def test_children_may_write_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a server start takes minutes; what is asked for in addition is set."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")

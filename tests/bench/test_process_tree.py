@@ -4,7 +4,16 @@ import os
 
 import pytest
 
-from bench.process_tree import Process, cpu_percent, descendants, from_ps, from_stat, memory_mb, processes
+from bench.process_tree import (
+    Process,
+    blas_of_maps,
+    cpu_percent,
+    descendants,
+    from_ps,
+    from_stat,
+    memory_mb,
+    processes,
+)
 
 
 def process(pid: int, parent: int = 1, cpu_s: float = 0.0, started: str = "s") -> Process:
@@ -47,3 +56,12 @@ def test_this_process_is_found_with_its_memory() -> None:
     own = descendants(os.getpid(), processes())
     assert os.getpid() in {p.pid for p in own}
     assert memory_mb(own) > 1
+
+
+def test_the_blas_under_mlx_is_told_from_those_of_other_wheels() -> None:
+    """A process without MLX does not count, nor does the library a wheel brings for itself."""
+    line = "7f00-7f01 r-xp 00000000 08:01 99    "
+    own = [f"{line}/cache/blas/openblas-0.3.so", f"{line}/env/numpy.libs/libscipy_openblas64_.so"]
+    mlx = f"{line}/env/mlx/lib/libmlx.so"
+    assert blas_of_maps("\n".join([*own, mlx, "7f02-7f03 rw-p 0 00:00 0"])) == {"/cache/blas/openblas-0.3.so"}
+    assert blas_of_maps("\n".join(own)) == set()

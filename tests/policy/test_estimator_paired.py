@@ -124,10 +124,11 @@ def test_only_real_indecision_falls_to_the_static_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"cancelled": True}, {"slices": ()}, {"rounds": 0}, {"accepted": 1 << 50}]
+    "change",
+    [{"cancelled": True}, {"slices": ()}, {"rounds": 0}, {"accepted": 1 << 50}, {"verify_ms": math.inf}],
 )
 def test_what_does_not_qualify(change: dict[str, object]) -> None:
-    """Cancelled requests, requests without a comparison and impossible counts leave no trace."""
+    """Cancelled requests, requests without a comparison and impossible numbers leave no trace."""
     assert not qualifies(CONFIG, msgspec.structs.replace(sample(), **change))
 
 

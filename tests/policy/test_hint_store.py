@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -228,3 +230,28 @@ def test_stored_verdicts_can_be_listed_and_forgotten(tmp_path: Path) -> None:
     assert store.load(KNOWN) == NOTHING
     assert [found.hint for found in store.hints()] == [other]
     assert store.forget(NAME) is False
+
+
+SAVE_FOR_EVER = """
+import sys
+from pathlib import Path
+from policy.hint_store import HintStore
+from tests.policy.test_hint_store import hint
+store, both = HintStore(Path(sys.argv[1])), (hint(1.8), hint(0.7))
+while True:
+    for each in both:
+        store.save(each)
+        print(flush=True)
+"""
+
+
+def test_a_process_killed_while_saving_leaves_a_whole_verdict(tmp_path: Path) -> None:
+    """SIGKILL at any write: the file holds the former verdict or the new one, never a torn one."""
+    for saves in (1, 2, 5, 11):
+        command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(saves):
+                process.stdout.readline()
+            process.kill()
+        assert HintStore(tmp_path).load(KNOWN).hint in {hint(1.8), hint(0.7)}
