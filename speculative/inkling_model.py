@@ -14,6 +14,7 @@ from mlx_lm.models.base import BaseModelArgs, scaled_dot_product_attention
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from mlx_lm.models.switch_layers import SwitchGLU
 
+from speculative.inkling_weights import text_tensors
 from speculative.kv_block import RowKVBlock
 from speculative.recurrent_block import RecurrentBlock
 
@@ -61,6 +62,11 @@ class ModelArgs(BaseModelArgs):
     num_experts_per_tok: int = 6
     n_shared_experts: int = 2
     route_scale: float = 8.0
+
+    @classmethod
+    def from_dict(cls, params: dict[str, Any]) -> "ModelArgs":
+        """From a `config.json`, whose text part lies in `text_config` in multimodal checkpoints."""
+        return super().from_dict(params.get("text_config", params))
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer attends within the window only."""
@@ -317,6 +323,10 @@ class Model(nn.Module):
         hidden = hidden / self.args.logits_mup_width_multiplier
         head: Any = self.lm_head if "lm_head" in self else self.model.embed_tokens.as_linear
         return head(hidden)[..., : self.args.unpadded_vocab_size or self.args.vocab_size]
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """The tensors of a checkpoint under this model's names."""
+        return text_tensors(weights)
 
     @property
     def layers(self) -> list[DecoderLayer]:
