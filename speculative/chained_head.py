@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 from msgspec import Struct
 
-from speculative.head_state import HeadState
+from speculative.head_state import HeadState, prompt_pairs
 from speculative.output_rows import best_ids
 from speculative.target import Target
 
@@ -87,7 +87,7 @@ class ChainedHeadDrafter:
 
     def prime(self, state: HeadState, tokens: Sequence[int], features: mx.array) -> None:
         """Appends a chunk of the prompt, see `Drafter.prime`."""
-        pairs = state.prompt_pairs(tokens, features)
+        pairs, state.waiting = prompt_pairs(state.waiting, tokens, features)
         if pairs is None:
             return
         ids, rows = pairs

@@ -15,6 +15,8 @@ from speculative.gemma_drafter import load_gemma_drafter
 from speculative.generic_drafter import load_generic_drafter
 from speculative.generic_head import MODEL_TYPE
 from speculative.glm_drafter import load_glm_drafter
+from speculative.inkling_drafter import load_inkling_drafter
+from speculative.inkling_head import has_inkling_head
 from speculative.model_drafter import ModelDrafter
 from speculative.qwen_drafter import load_qwen_drafter
 from speculative.qwen_layouts import has_qwen_head
@@ -48,6 +50,7 @@ HEAD_KINDS = (
     HeadKind(_named(glm_drafter.MODEL_TYPE), _loaded(load_glm_drafter)),
     HeadKind(_named(*gemma_assistant.MODEL_TYPES), _loaded(load_gemma_drafter)),
     HeadKind(has_qwen_head, load_qwen_drafter),
+    HeadKind(has_inkling_head, load_inkling_drafter),
 )
 
 

@@ -69,7 +69,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, state: Any, depth: int, target_caches: Sequence[Any]) -> mx.array:
-        """Proposes int32 [depth] ids to follow the last token of the history.
+        """Proposes int32 ids, at least 1 and at most `depth`, to follow the last token of the history.
 
         Raises ValueError when the history does not end in a token of this text.
         """

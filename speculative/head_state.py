@@ -3,13 +3,10 @@
 Owns how pairs become cache slots. Knows no network and no target.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-
-# (token ids [1, L], features [1, L, F]) -> whatever the drafter wants to keep of the last row.
-Append = Callable[[mx.array, mx.array], mx.array]
 
 
 class HeadState:
@@ -34,14 +31,16 @@ class HeadState:
         for cache in self.caches:
             cache.trim(cache.offset - self.length)
 
-    def prompt_pairs(self, tokens: Sequence[int], features: mx.array) -> tuple[mx.array, mx.array] | None:
-        """The pairs a prompt chunk completes, as (ids [1, L], features [1, L, F]); None when there are none.
 
-        Joins the waiting feature with the chunk's first token and makes the chunk's last feature wait.
-        """
-        waiting, self.waiting = self.waiting, features[:, -1:]
-        if waiting is None:
-            ids, rows = tokens[1:], features[:, :-1]
-        else:
-            ids, rows = tokens, mx.concatenate([waiting, features[:, :-1]], axis=1)
-        return (mx.array([list(ids)]), rows) if ids else None
+def prompt_pairs(
+    waiting: mx.array | None, tokens: Sequence[int], features: mx.array
+) -> tuple[tuple[mx.array, mx.array] | None, mx.array]:
+    """The pairs a prompt chunk completes, as (ids [1, L], features [1, L, F]) or None, and what waits now.
+
+    Joins the waiting feature with the chunk's first token; the chunk's last feature waits for the next.
+    """
+    if waiting is None:
+        ids, rows = tokens[1:], features[:, :-1]
+    else:
+        ids, rows = tokens, mx.concatenate([waiting, features[:, :-1]], axis=1)
+    return (mx.array([list(ids)]), rows) if ids else None, features[:, -1:]

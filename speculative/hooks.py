@@ -58,6 +58,11 @@ class BlockContext:
         entry = self._owners.get(id(keys))
         return None if entry is None else entry[1]
 
+    def release(self) -> None:
+        """Forgets every array: a view of keys that outlives the forward makes the next update copy them."""
+        self._owners.clear()
+        self.recorder = None
+
 
 _context: ContextVar[BlockContext | None] = ContextVar("block_context", default=None)
 
@@ -70,6 +75,7 @@ def block_forward(context: BlockContext) -> Generator[None]:
         yield
     finally:
         _context.reset(token)
+        context.release()
 
 
 def _hooked_attention(original: Kernel) -> Kernel:

@@ -15,7 +15,10 @@ from speculative.target import Target
 
 
 class ModelState:
-    """Caches of the draft model with `length` tokens of the text, and decided tokens it has yet to read."""
+    """Caches of the draft model over the tokens it has read, and decided tokens it has yet to read.
+
+    `waiting` carries no information here; it says that a token is still to come, as with every drafter.
+    """
 
     def __init__(self, caches: list[Any]) -> None:
         self.caches = caches
@@ -53,11 +56,13 @@ class ModelDrafter:
     def prime(self, state: ModelState, tokens: Sequence[int], features: mx.array) -> None:
         """Reads a chunk of the prompt."""
         state.pending += tokens
+        state.waiting = features[:, -1:]
         mx.async_eval(self._read(state))
 
     def extend(self, state: ModelState, tokens: Sequence[int], features: mx.array) -> None:
         """Takes note of decided tokens; they are read, in one forward, when drafting goes on."""
         state.pending += tokens
+        state.waiting = None
 
     def _read(self, state: ModelState) -> mx.array:
         """Reads the pending tokens; returns the logits [1, L, V]."""
@@ -78,5 +83,5 @@ class ModelDrafter:
             ids.append(mx.argmax(logits, axis=-1))
         for cache in state.caches:
             if type(cache) is KVCache:
-                cache.trim(cache.offset - state.length)
+                cache.trim(depth - 1)
         return mx.concatenate(ids, axis=1)[0].astype(mx.int32)

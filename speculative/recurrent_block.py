@@ -1,6 +1,6 @@
-"""Recurrent caches (GatedDeltaNet) during one verify forward: a tape of the rows, replayed on a rewind.
+"""Recurrent caches during one verify forward: a tape of what the rows did, replayed on a rewind.
 
-Knows mlx-lm's ArraysCache and the arguments of its gated delta update, nothing about models or rounds.
+Knows mlx-lm's ArraysCache, convolution windows and the gated delta update, nothing about models or rounds.
 """
 
 from typing import Any
@@ -10,12 +10,15 @@ from mlx_lm.models.cache import ArraysCache
 
 from speculative.hooks import BlockContext, Kernel
 
+# Where a GatedDeltaNet layer keeps its convolution's rows and its recurrent state.
+CONVOLUTION, STATE = 0, 1
+
 
 class RecurrentBlock:
-    """An ArraysCache holding [0] convolution rows and [1] the recurrent state, left untouched until `keep`.
+    """An ArraysCache whose entries are convolution rows or a recurrent state, left untouched until `keep`.
 
-    Keeping fewer rows than were verified runs the recurrence once more over those rows only, from the state
-    before the block: the inputs of the layer's projections are not needed again.
+    Keeping fewer rows than were verified cuts the convolutions' windows and runs a recurrence once more over
+    those rows only, from the state before the block: no projection is computed again.
     """
 
     # What the layers read to tell a padded batch from a single sequence.
@@ -28,7 +31,7 @@ class RecurrentBlock:
         self._context = context
         self._rows = rows
         self._entries: list[Any] = list(base.cache)
-        self._convolution: mx.array | None = None
+        self._windows: dict[int, mx.array] = {}
         self._update: tuple[Kernel, tuple[Any, ...], dict[str, Any]] | None = None
 
     def __getitem__(self, index: int) -> Any:
@@ -46,9 +49,13 @@ class RecurrentBlock:
         """None: a single sequence has no padding."""
         return self.base.make_mask(n)
 
+    def record_window(self, index: int, rows: mx.array) -> None:
+        """Keeps the whole input [B, kernel - 1 + L, C] of the convolution whose rows entry `index` holds."""
+        self._windows[index] = rows
+
     def record_convolution(self, rows: mx.array) -> None:
-        """Keeps the convolution's input [B, kernel - 1 + L, C]."""
-        self._convolution = rows
+        """Keeps the window of a GatedDeltaNet's convolution."""
+        self.record_window(CONVOLUTION, rows)
 
     def record_update(self, update: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps the gated delta update with its arguments (q, k, v, a, b, A_log, dt_bias, state, mask)."""
@@ -62,19 +69,21 @@ class RecurrentBlock:
         if rows == 0:
             return
         if rows < self._rows:
-            self._entries = [self._convolution_after(rows), self._state_after(rows)]
+            self._entries = [self._entry_after(index, rows) for index in range(len(self._entries))]
         self.base.cache = self._entries
 
-    def _convolution_after(self, rows: int) -> mx.array:
-        if self._convolution is None:
-            raise ValueError("no exact rewind: the layer's convolution was not recorded")
-        kept = self._convolution.shape[1] - self._rows
-        return mx.contiguous(self._convolution[:, rows : rows + kept])
+    def _entry_after(self, index: int, rows: int) -> mx.array:
+        window = self._windows.get(index)
+        if window is not None:
+            kept = window.shape[1] - self._rows
+            return mx.contiguous(window[:, rows : rows + kept])
+        if index == STATE and self._update is not None:
+            return _state_after(*self._update, rows)
+        raise ValueError(f"no exact rewind: nothing was recorded for entry {index} of a recurrent cache")
 
-    def _state_after(self, rows: int) -> mx.array:
-        if self._update is None:
-            raise ValueError("no exact rewind: the layer's recurrence is not a gated delta update")
-        update, (*inputs, a_log, dt_bias, state, mask), kwargs = self._update
-        # Sliced, not masked: a masked update runs in another kernel.
-        sliced = [x[:, :rows] for x in inputs]
-        return update(*sliced, a_log, dt_bias, state, mask, **kwargs)[1]
+
+def _state_after(update: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> mx.array:
+    *inputs, a_log, dt_bias, state, mask = args
+    # Sliced, not masked: a masked update runs in another kernel.
+    sliced = [x[:, :rows] for x in inputs]
+    return update(*sliced, a_log, dt_bias, state, mask, **kwargs)[1]

@@ -83,7 +83,7 @@ def _all(emitted: Sequence[int]) -> int:
 
 
 def run_round(burst: Burst, depth: int, pick: Pick, limit: Limit = _all) -> Round:
-    """Drafts `depth` tokens, verifies them in one forward, keeps what the target confirms.
+    """Drafts up to `depth` tokens, verifies them in one forward, keeps what the target confirms.
 
     Depth 0 is a plain decode step that keeps the drafter's history complete. Raises DraftFailedError when
     drafting fails and ValueError for a negative depth or one above 0 without a drafter. A speculative round
@@ -121,6 +121,7 @@ def _speculative(burst: Burst, depth: int, pick: Pick, limit: Limit) -> Round:
     drafts = propose(burst, depth)
     mx.async_eval(drafts)
     proposed = time.perf_counter()
+    depth = drafts.shape[0]
     block = burst.target.open_block(burst.caches, depth + 1)
     try:
         tokens, forward = verify(burst, drafts, block)
@@ -151,7 +152,7 @@ def _speculative(burst: Burst, depth: int, pick: Pick, limit: Limit) -> Round:
 
 
 def propose(burst: Burst, depth: int) -> mx.array:
-    """The drafter's int32 [depth] ids, unevaluated; DraftFailedError when it cannot draft."""
+    """The drafter's int32 ids, up to `depth`, unevaluated; DraftFailedError when it cannot draft."""
     drafter: Any = burst.drafter
     try:
         return drafter.draft(burst.state, depth, burst.caches)

@@ -66,6 +66,11 @@ class Target:
         return self._text.args
 
     @property
+    def inner(self) -> Any:
+        """The inner model, for drafters that share more of it than embedding and output head."""
+        return self._inner
+
+    @property
     def layers(self) -> list[nn.Module]:
         """The decoder layers, in order."""
         return self._inner.layers
@@ -101,6 +106,8 @@ class Target:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., V] of hiddens [..., H] after the final norm, soft-capped where the family does."""
+        if hasattr(self._text, "hidden_to_logits"):
+            return self._text.hidden_to_logits(hidden)
         head: Any = self.output_head
         out = head.as_linear(hidden) if hasattr(head, "as_linear") else head(hidden)
         cap = getattr(self._text, "final_logit_softcapping", None)

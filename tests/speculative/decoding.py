@@ -11,6 +11,9 @@ from speculative.round import Burst, Limit, Pick, Round, run_round
 from speculative.target import Target
 from tests.speculative import tiny
 
+# Caches that already hold this many tokens of the prompt.
+Prefix = tuple[list[Any], int]
+
 
 def greedy(logits: mx.array, block: mx.array, position: int) -> mx.array:
     return mx.argmax(logits, axis=-1)
@@ -26,12 +29,16 @@ class Generated(Struct, frozen=True):
 
 
 def start(
-    target: Target, prompt: Sequence[int], drafter: Drafter | None, pick: Pick = greedy
+    target: Target,
+    prompt: Sequence[int],
+    drafter: Drafter | None,
+    pick: Pick = greedy,
+    prefix: Prefix | None = None,
 ) -> tuple[Burst, mx.array]:
     """Prefill, first token, primed drafter: the burst before its first round; the first token's logits."""
-    caches = target.make_cache()
+    caches, cached = prefix or (target.make_cache(), 0)
     state = drafter.make_state() if drafter else None
-    for begin in range(0, len(prompt), 8):
+    for begin in range(cached, len(prompt), 8):
         chunk = list(prompt[begin : begin + 8])
         out = target.forward(mx.array([chunk]), caches)
         if drafter:
@@ -54,9 +61,10 @@ def generate(
     pick: Pick = greedy,
     limit: Limit | None = None,
     stop: Sequence[int] = (),
+    prefix: Prefix | None = None,
 ) -> Generated:
     """Emits `length` tokens, or fewer when a token of `stop` comes, in rounds of the given depth."""
-    burst, row = start(target, prompt, drafter, pick)
+    burst, row = start(target, prompt, drafter, pick, prefix)
     tokens, rows, rounds = [burst.bonus], [row], []
     while len(tokens) < length and tokens[-1] not in stop:
 
@@ -83,4 +91,4 @@ def plain(target: Target, prompt: Sequence[int], length: int, **options: Any) ->
     return generate(target, prompt, length, **options)
 
 
-PROMPTS = {"before the window": tiny.prompt(6), "past the window": tiny.prompt(2 * tiny.WINDOW + 3)}
+PROMPTS = {"before the window": tiny.prompt(9), "past the window": tiny.prompt(2 * tiny.WINDOW + 3)}

@@ -30,6 +30,24 @@ def test_another_model_changes_nothing_but_speed(depth: int) -> None:
     assert generate(target, PROMPT, 20, drafter, depth=depth).tokens == plain(target, PROMPT, 20).tokens
 
 
+def test_a_stored_history_is_continued() -> None:
+    """Caches of a prompt's prefix, stored and taken up again, lose nothing: every draft is still right."""
+    target = tiny.target("llama")
+    drafter = ModelDrafter(tiny.llama_model())
+    drafter.bind(target)
+    text = plain(target, PROMPT, 20).tokens
+    primed = drafter.make_state()
+    drafter.prime(primed, PROMPT, mx.zeros((1, len(PROMPT), 64)))
+    assert primed.waiting is not None
+    state = drafter.make_state()
+    state.caches, state.length = primed.caches, len(PROMPT) - 1
+    drafter.extend(state, text[:1], primed.waiting)
+    for done in (1, 4, 7):
+        assert drafter.draft(state, 3, []).tolist() == text[done : done + 3]
+        drafter.extend(state, text[done : done + 3], mx.zeros((1, 3, 64)))
+    assert state.waiting is None
+
+
 def test_it_reports_itself_as_no_mtp() -> None:
     """The kind is "model", which a policy may treat apart from MTP."""
     assert ModelDrafter(tiny.llama_model()).kind == "model"

@@ -9,6 +9,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import gemma4, glm4_moe_lite, llama, qwen3_5, qwen3_next
 
+from speculative import inkling_model as inkling
 from speculative.target import Target
 
 VOCAB = 96
@@ -31,7 +32,7 @@ def randomise(model: nn.Module, seed: int = 0, scale: float = 0.25) -> nn.Module
     return model
 
 
-def llama_model(**changes: Any) -> nn.Module:
+def llama_model(scale: float = 0.25, **changes: Any) -> nn.Module:
     fields: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -42,7 +43,7 @@ def llama_model(**changes: Any) -> nn.Module:
         "rms_norm_eps": 1e-5,
         "vocab_size": VOCAB,
     }
-    return randomise(llama.Model(llama.ModelArgs(**(fields | changes))))
+    return randomise(llama.Model(llama.ModelArgs(**(fields | changes))), scale=scale)
 
 
 def sliding_llama_model() -> nn.Module:
@@ -132,6 +133,36 @@ def glm_model() -> nn.Module:
     return randomise(glm4_moe_lite.Model(glm4_moe_lite.ModelArgs(**GLM_FIELDS)))
 
 
+INKLING_FIELDS: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "vocab_size": VOCAB,
+    "unpadded_vocab_size": VOCAB - 6,
+    "logits_mup_width_multiplier": 2.0,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 16,
+    "sliding_window_size": WINDOW,
+    "local_layer_ids": [0, 2],
+    "rel_extent": 20,
+    "d_rel": 16,
+    "log_scaling_n_floor": 12,
+    "dense_mlp_idx": 1,
+    "intermediate_size": 32,
+    "dense_intermediate_size": 96,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+}
+
+
+def inkling_model(**changes: Any) -> nn.Module:
+    return randomise(inkling.Model(inkling.ModelArgs(**(INKLING_FIELDS | changes))))
+
+
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "llama": llama_model,
     "llama-sliding": sliding_llama_model,
@@ -140,6 +171,7 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
     "qwen3_5-moe": lambda: qwen3_5_model(**QWEN_MOE),
     "qwen3_next": qwen3_next_model,
     "glm4_moe_lite": glm_model,
+    "inkling": inkling_model,
 }
 FAMILIES = tuple(MAKERS)
 
