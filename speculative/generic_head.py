@@ -112,8 +112,9 @@ class GenericHead(nn.Module):
     def fuse(self, features: mx.array) -> mx.array:
         """Concatenated target hiddens [B, L, taps * H] to the hidden [B, L, H] that `__call__` reads.
 
-        The identity when the head reads only the hidden after the final norm; several taps are brought to unit
-        root mean square each, since residual streams differ by orders of magnitude between layers and tokens.
+        The identity when the head reads only the hidden after the final norm; several taps are brought to
+        unit root mean square each, since residual streams differ by orders of magnitude between layers and
+        tokens.
         Chained hiddens are the head's own outputs and must not pass here.
         """
         if "tap_fc" not in self:
