@@ -58,12 +58,12 @@ def connect(address: str | None) -> str:
             object_store_memory=100_000_000,
             **common,
         )
+    _print_worker_logs_as_they_are()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         proxy_location="Disabled",
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
-    _print_worker_logs_as_they_are()
     return ray.get_runtime_context().gcs_address
 
 
