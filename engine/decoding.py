@@ -21,8 +21,9 @@ class Pending(NamedTuple):
 class Decoding:
     """One decoding sequence.
 
-    `caches` hold every token before `bonus`, the newest decided one; with `pending` set they hold the bonus
-    too. `history` is None for a sequence that will not speculate.
+    `caches` hold every token before `bonus`, the newest decided one, but for `unfed`, the end of a prompt
+    that is left to the batch lane; with `pending` set they hold the bonus too. `history` is None for a
+    sequence that will not speculate.
     """
 
     def __init__(self, sequence: Sequence, caches: list[Any], history: DraftHistory | None) -> None:
@@ -31,6 +32,7 @@ class Decoding:
         self.caches = caches
         self.history = history
         self.bonus = sequence.request.prompt[-1]
+        self.unfed: tuple[int, ...] = ()
         self.pending: Pending | None = None
         self.course: Course = PLAIN
         self.measurement: Measurement | None = None

@@ -74,6 +74,8 @@ class Engine:
         seconds = min(self._timed_forward(_WARMUP_TOKENS) for _ in range(_WARMUP_RUNS))
         self.prefill_chunk = prefill_chunk(_WARMUP_TOKENS / seconds, self._config.prefill_chunk_s)
         self._prompt_cache = PromptCache(self._config.prompt_cache_bytes, self.prefill_chunk)
+        self._batch.close()
+        self._solo, self._batch = self._new_lanes()
 
     def submit(self, request: GenerateRequest) -> None:
         """Accept a request; its events come out of later steps."""
@@ -117,19 +119,24 @@ class Engine:
         self._batch.close()
 
     def _step_prefill(self) -> list[Event]:
-        """One chunk of the oldest waiting prompt; a finished prompt moves to a lane."""
-        if self._prefill is None:
-            if not self._arrived or len(self._decodings) >= self._config.num_slots:
-                return []
-            self._prefill = self._begin(self._arrived.popleft())
-        prefill = self._prefill
-        prefill.step()
-        if prefill.snapshot is not None:
-            self._prompt_cache.store(prefill.sequence.request.prompt, prefill.snapshot)
-        if not prefill.is_done:
-            return []
-        self._prefill = None
-        return self._begin_decoding(prefill)
+        """One chunk of the oldest waiting prompt; finished prompts move to a lane.
+
+        Prompts that wait together leave their ends to the batch lane, which runs those in one forward.
+        """
+        events: list[Event] = []
+        while self._prefill or (self._arrived and len(self._decodings) < self._config.num_slots):
+            prefill = self._prefill = self._prefill or self._begin(self._arrived.popleft())
+            prefill.leaves_end = bool(self._arrived or len(self._batch))
+            has_worked = not prefill.is_done
+            prefill.step()
+            if prefill.snapshot is not None:
+                self._prompt_cache.store(prefill.sequence.request.prompt, prefill.snapshot)
+            if prefill.is_done:
+                self._prefill = None
+                events += self._begin_decoding(prefill)
+            if has_worked:
+                break
+        return events
 
     def _begin(self, sequence: Sequence) -> Prefill:
         speculator, request = self._speculator, sequence.request
@@ -143,10 +150,11 @@ class Engine:
         sequence = prefill.sequence
         decoding = Decoding(sequence, prefill.caches, prefill.history)
         decoding.course = sequence.course
+        decoding.unfed = prefill.unfed
         if self._speculator is not None:
             decoding.measurement = self._speculator.measurement(sequence.course)
         self._decodings[sequence.request.request_id] = decoding
-        if len(self._decodings) == 1:
+        if len(self._decodings) == 1 and not decoding.unfed:
             self._solo.enter(decoding)
             return []
         events = self._solo_to_batch()
@@ -185,11 +193,8 @@ class Engine:
         decoding = self._batch.sole()
         if decoding is None or self._prefill is not None or self._arrived:
             return []
-        pending = self._batch.leave(decoding)
+        token_id, logprobs = self._batch.leave(decoding)
         self._solo.enter(decoding)
-        if pending is None:
-            return []
-        token_id, logprobs = pending
         decoding.bonus = token_id
         return self._emitted(decoding, decoding.sequence.emit([token_id], logprobs[None]))
 
@@ -236,7 +241,7 @@ class Engine:
         context_length = self._loaded.card.context_length
         return (
             SoloLane(self._forwarder, self._target, context_length),
-            BatchLane(self._forwarder, self._config.num_slots, context_length),
+            BatchLane(self._forwarder, self._config.num_slots, context_length, self.prefill_chunk),
         )
 
 

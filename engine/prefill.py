@@ -16,7 +16,11 @@ from speculative.rollback import clone_caches
 
 
 class Prefill:
-    """One prompt on its way; the last token is left to the first decode step."""
+    """One prompt on its way; the last token is left to the first decode step.
+
+    With `leaves_end`, what follows the last whole chunk is left as well, to be run together with the ends of
+    other prompts.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class Prefill:
         self.history = history
         self.caches: list[Any] = start.caches if start else forwarder.make_cache()
         self.snapshot: PromptState | None = None
+        self.leaves_end = False
         self._forwarder = forwarder
         self._chunk = chunk
         self._done = start.length if start else 0
@@ -39,29 +44,35 @@ class Prefill:
 
     @property
     def is_done(self) -> bool:
-        """Whether only the prompt's last token is left."""
-        return self._done >= len(self.sequence.request.prompt) - 1
+        """Whether nothing is left but what is not this prefill's to do."""
+        return self._done >= (self._last_boundary() if self.leaves_end else self._end())
+
+    @property
+    def unfed(self) -> tuple[int, ...]:
+        """Tokens between what has been run and the last one."""
+        return self.sequence.request.prompt[self._done : -1]
 
     def step(self) -> None:
         """Run one chunk; afterwards `snapshot` holds the last whole-chunk prefix, if this chunk made it."""
         self.snapshot = None
         if self.is_done:
             return
-        prompt = self.sequence.request.prompt
-        end = min((self._done // self._chunk + 1) * self._chunk, len(prompt) - 1)
-        tokens = prompt[self._done : end]
+        end = min((self._done // self._chunk + 1) * self._chunk, self._end())
+        tokens = self.sequence.request.prompt[self._done : end]
         out = self._forwarder(mx.array([tokens]), self.caches)
         if self.history is not None and out.features is not None:
             self.history.prime(tokens, out.features)
             self._boundary_features.append(out.features[:, -1:])
         mx.eval([cache.state for cache in self.caches], self._boundary_features)
         self._done = end
-        if self._is_last_boundary():
+        if self._done == self._last_boundary() > 0:
             self.snapshot = self._snapshot()
 
-    def _is_last_boundary(self) -> bool:
-        last = (len(self.sequence.request.prompt) - 1) // self._chunk * self._chunk
-        return self._done == last > 0
+    def _end(self) -> int:
+        return len(self.sequence.request.prompt) - 1
+
+    def _last_boundary(self) -> int:
+        return self._end() // self._chunk * self._chunk
 
     def _snapshot(self) -> PromptState:
         history = None

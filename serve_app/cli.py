@@ -9,7 +9,7 @@ from rich.console import Console
 
 from configs.schema import Effective, SettingsError, resolve
 from serve_app.bench_cli import bench_app
-from serve_app.drafting_cli import split_mtp
+from serve_app.drafting_cli import fit_drafter, split_mtp
 from serve_app.policy_cli import policy_app
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(policy_app, name="policy")
 app.add_typer(bench_app, name="bench")
 app.command("split-mtp")(split_mtp)
+app.command("fit-drafter")(fit_drafter)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DEFAULT_URL = "http://127.0.0.1:8080"

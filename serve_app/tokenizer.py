@@ -60,7 +60,12 @@ class PromptEncoder:
 
 
 def build_encoder(files: Mapping[str, bytes]) -> PromptEncoder:
-    """An encoder from the files of a Hugging Face tokenizer folder. Blocks for seconds; needs no network.
+    """An encoder from the files of a Hugging Face tokenizer folder; errors as `load_tokenizer`."""
+    return PromptEncoder(load_tokenizer(files))
+
+
+def load_tokenizer(files: Mapping[str, bytes]) -> HfTokenizer:
+    """The tokenizer in the files of a Hugging Face folder. Blocks for seconds; needs no network.
 
     Raises ValueError for a name that is not a plain file name and whatever transformers raises for bad files.
     """
@@ -74,8 +79,7 @@ def build_encoder(files: Mapping[str, bytes]) -> PromptEncoder:
             if name in {"", ".."} or name != Path(name).name:
                 raise ValueError(f"tokenizer_files must have plain file names; got {name!r}")
             (Path(folder) / name).write_bytes(content)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return PromptEncoder(tokenizer)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 class Encoders:

@@ -112,10 +112,15 @@ class GenericHead(nn.Module):
     def fuse(self, features: mx.array) -> mx.array:
         """Concatenated target hiddens [B, L, taps * H] to the hidden [B, L, H] that `__call__` reads.
 
-        The identity when the head reads only the hidden after the final norm. Chained hiddens are the head's
-        own outputs and must not pass here.
+        The identity when the head reads only the hidden after the final norm; several taps are brought to
+        unit root mean square each, since residual streams differ by orders of magnitude between layers and
+        tokens.
+        Chained hiddens are the head's own outputs and must not pass here.
         """
-        return self.tap_fc(features) if "tap_fc" in self else features
+        if "tap_fc" not in self:
+            return features
+        each = features.reshape(*features.shape[:-1], -1, self.norm.weight.size)
+        return self.tap_fc(mx.fast.rms_norm(each, None, self.norm.eps).reshape(features.shape))
 
     def __call__(
         self, embeddings: mx.array, hiddens: mx.array, cache: list[KVCache] | None = None

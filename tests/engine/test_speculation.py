@@ -187,6 +187,25 @@ def test_a_request_that_meets_others_keeps_its_text_and_its_history(
     assert fast._solo.failures == 0
 
 
+def test_requests_that_arrive_together_keep_their_texts_and_histories(
+    engine: Engine, speculating: Build
+) -> None:
+    """Prompts whose ends run in one forward give the texts they give alone; the last one left speculates."""
+    items = [
+        request("a", prompt=LONG, max_tokens=60),
+        request("b", prompt="short", max_tokens=5),
+        request("c", prompt=LONG + " and a bit", max_tokens=9),
+        request("d", prompt="x", max_tokens=7),
+    ]
+    plain = {item.request_id: run(engine, item)[item.request_id] for item in items}
+    fast = speculating(following([whole(i, plain[i.request_id]) for i in items], varying))
+    together = run(fast, *items)
+    for item in items:
+        assert outcome(together[item.request_id])[:3] == outcome(plain[item.request_id])[:3]
+    assert finish_of(together["a"]).timings.draft.draft_rounds > 5
+    assert fast._solo.failures == 0
+
+
 def test_a_prompt_cache_hit_keeps_the_drafters_history(
     engine: Engine, speculating: Build, target: Target
 ) -> None:
