@@ -12,7 +12,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
+from mlx_lm.utils import _get_classes, load_model
 from msgspec import Struct
 from tokenizers import Tokenizer
 
@@ -22,6 +22,10 @@ from engine.config import EMBEDDED_MODEL, EngineConfig
 from engine.device import DeviceFacts, detect
 from engine.errors import ModelLoadError
 from messages.model import ModelCard
+from speculative.inkling_model import Model as InklingModel
+from speculative.inkling_model import ModelArgs as InklingArgs
+
+INKLING_MODEL_TYPES = ("inkling_model", "inkling_mm_model")
 
 Progress = Callable[[str], None]
 
@@ -138,9 +142,16 @@ def _download(name: str, progress: Progress) -> Path:
 
 def _load_directory(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     try:
-        return load_model(path, lazy=True)
+        return load_model(path, lazy=True, get_model_classes=_model_classes)
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise ModelLoadError(f"cannot load {path}: {error}") from error
+
+
+def _model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+    # mlx-lm has no Inkling; every other family is its own business.
+    if config.get("model_type") in INKLING_MODEL_TYPES:
+        return InklingModel, InklingArgs
+    return _get_classes(config)
 
 
 def _default_weights(blas: Blas) -> embedded.Weights:
