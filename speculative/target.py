@@ -152,28 +152,3 @@ class Target:
             raise ValueError(f"cannot tap the hidden of model type {self.model_type!r}: {error}") from error
         if not mx.array_equal(tapped, wanted, equal_nan=True).item():
             raise ValueError(f"head(hidden) of model type {self.model_type!r} is not what the model returns")
-
-
-class FeatureTap:
-    """A model for mlx-lm's BatchGenerator that returns logits and remembers the features of its last call.
-
-    Lets tokens decoded in a batch reach a drafter's history later; `features` is [B, L, F] or None.
-    """
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.features: mx.array | None = None
-
-    def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
-        out = self._target.forward(inputs, cache)
-        self.features = out.features
-        return out.logits
-
-    def make_cache(self) -> list[Any]:
-        """Empty caches for one sequence."""
-        return self._target.make_cache()
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        """The decoder layers, in order."""
-        return self._target.layers

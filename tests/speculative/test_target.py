@@ -5,7 +5,7 @@ import pytest
 from mlx import nn
 from mlx_lm.models import cohere
 
-from speculative.target import FeatureTap, Target
+from speculative.target import Target
 from tests.speculative import tiny
 
 
@@ -67,14 +67,3 @@ def test_a_model_without_inner_model_is_refused() -> None:
     """Something that is no mlx-lm language model is refused with its name."""
     with pytest.raises(ValueError, match="Linear"):
         Target(nn.Linear(2, 2))
-
-
-def test_batched_generation_can_be_tapped() -> None:
-    """The stand-in model for a batched generator returns the model's logits and keeps the features."""
-    target = tiny.target("llama")
-    tap = FeatureTap(target)
-    tokens = mx.array([[1], [2]])
-    logits = tap(tokens, cache=tap.make_cache())
-    assert tiny.same_bytes(logits, target.model(tokens, cache=target.make_cache()))
-    assert tap.features is not None
-    assert tap.features.shape == (2, 1, target.hidden_size)
