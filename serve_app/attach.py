@@ -24,6 +24,7 @@ def policy_call(address: str, method: str, *arguments: object) -> Any:
     try:
         if not ray.is_initialized():
             ray.init(address=address, namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         handle = serve.get_deployment_handle(POLICY, APP_NAME)
     except Exception as error:  # Ray and Serve raise half a dozen types for "not there"
         raise NoServerError(f"no running server was found at Ray address {address!r}") from error

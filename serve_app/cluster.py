@@ -32,8 +32,14 @@ _JOINED = {"RAY_AUTH_MODE": "token"}
 
 
 def environment(address: str | None) -> Mapping[str, str]:
-    """Environment variables to set before Ray is imported, for a local start or for joining `address`."""
-    return _COMMON | (_JOINED if address else _LOCAL)
+    """Environment variables to set before Ray is imported, for a local start or for joining `address`.
+
+    A Ray on this machine's loopback is found there only by those who keep to loopback as well.
+    """
+    if address is None:
+        return _COMMON | _LOCAL
+    is_local = address == "auto" or address.startswith(("127.", "localhost"))
+    return _COMMON | _JOINED | (_LOCAL if is_local else {})
 
 
 def connect(address: str | None) -> str:
