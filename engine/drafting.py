@@ -45,8 +45,11 @@ class Probed(Struct, frozen=True, kw_only=True):
 
     @property
     def plain_scale(self) -> float:
-        """Time of an ordinary decode step over that of a plain step under the selection in force."""
-        return self.plain_ms / self.rows_ms[0] if self.rows_ms and self.plain_ms else 1.0
+        """Time of an ordinary decode step over that of a plain step under the selection in force.
+
+        At most 1: padding adds work, so a quotient above it is a disturbed measurement.
+        """
+        return min(1.0, self.plain_ms / self.rows_ms[0]) if self.rows_ms and self.plain_ms else 1.0
 
 
 def attach_drafter(
