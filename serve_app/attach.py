@@ -2,6 +2,7 @@
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from serve_app import cluster
@@ -31,4 +32,6 @@ def policy_call(address: str, method: str, *arguments: object) -> Any:
     # This process has no event loop of its own for the handle's router to run in.
     handle._init(_run_router_in_separate_loop=True)
     remote = getattr(handle.options(_by_reference=False), method)
-    return remote.remote(*arguments).result(timeout_s=_TIMEOUT_S)
+    # A notebook's own thread runs an event loop, in which Serve refuses to wait.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: remote.remote(*arguments).result(timeout_s=_TIMEOUT_S)).result()
