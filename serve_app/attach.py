@@ -30,7 +30,9 @@ def policy_call(address: str, method: str, *arguments: object) -> Any:
     except Exception as error:  # Ray and Serve raise half a dozen types for "not there"
         raise NoServerError(f"no running server was found at Ray address {address!r}") from error
     # This process has no event loop of its own for the handle's router to run in.
-    handle._init(_run_router_in_separate_loop=True)
+    # Serve hands out the same handle again on a second call.
+    if not handle.is_initialized:
+        handle._init(_run_router_in_separate_loop=True)
     remote = getattr(handle.options(_by_reference=False), method)
     # A notebook's own thread runs an event loop, in which Serve refuses to wait.
     with ThreadPoolExecutor(1) as pool:
