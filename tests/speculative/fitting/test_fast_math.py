@@ -1,4 +1,4 @@
-"""The cheap exponentials against MLX's own, values and gradients."""
+"""Softmax, SwiGLU and cross-entropy against MLX's own, values and gradients."""
 
 import mlx.core as mx
 import pytest
@@ -8,12 +8,6 @@ from speculative.fitting import fast_math
 
 def close(a: mx.array, b: mx.array) -> bool:
     return bool(mx.allclose(a, b, rtol=1e-4, atol=1e-6).item())
-
-
-def test_exp_is_accurate_over_its_range() -> None:
-    """The relative error stays below 1e-5 between -86 and 86."""
-    x = mx.linspace(-86.0, 86.0, 5001)
-    assert mx.abs(fast_math.exp(x) / mx.exp(x) - 1).max().item() < 1e-5
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
