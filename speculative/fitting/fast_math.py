@@ -137,7 +137,7 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
 
 
 def cross_entropy(logits: mx.array, teacher: mx.array) -> mx.array:
-    """-sum(teacher * log softmax(logits)) over the last axis of float32 arrays; `teacher` gets no gradient."""
+    """-sum(teacher * log softmax(logits)) over the last axis, float32; `teacher` gets no gradient."""
     if not _runs_on_cpu():
         teacher = mx.stop_gradient(teacher)
         return mx.logsumexp(logits, axis=-1) - (teacher * logits).sum(axis=-1)
