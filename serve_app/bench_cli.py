@@ -16,10 +16,11 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 
 from bench import overhead as overhead_figures
-from bench import overhead_run, speculation_run, tables
+from bench import overhead_run, policy_run, regret, regret_tables, speculation_run, tables
 from bench import speculation as speculation_figures
 from bench.errors import BenchError
 from bench.prompts import CHAT_PROMPTS
+from bench.workloads import PROMPTS_PER_CELL
 from configs.schema import SettingsError, resolve
 from engine.config import EMBEDDED_MODEL
 
@@ -111,6 +112,57 @@ def speculation(
         for line in tables.verdict_lines(found):
             screen.print(line)
     _print_json(speculation_figures.summary(pairs, policy, tokens))
+
+
+@bench_app.command()
+def policy(
+    serve_options: ServeOptions = None,
+    as_json: JsonOption = False,
+    plot: PlotOption = None,
+    pairing: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this pairing ({', '.join(policy_run.PAIRINGS)}); repeat for several."),
+    ] = None,
+    prompts: Annotated[
+        int, typer.Option(min=1, max=PROMPTS_PER_CELL, help="Questions per workload and temperature.")
+    ] = 1,
+    tokens: Annotated[int, typer.Option(min=16, max=4096, help="Tokens per answer.")] = 40,
+    settle_requests: Annotated[
+        int, typer.Option(min=4, max=1000, help="Requests the policy gets to come to a verdict.")
+    ] = 20,
+    settle_tokens: Annotated[
+        int, typer.Option(min=32, max=4096, help="Tokens of each of those requests.")
+    ] = 64,
+) -> None:
+    """Measure what the policy's choice costs against always on, always off and a per-prompt oracle."""
+    _check_plot(plot)
+    plan = policy_run.Plan(
+        pairings=_pairings(pairing),
+        per_cell=prompts,
+        tokens=tokens,
+        settle_requests=settle_requests,
+        settle_tokens=settle_tokens,
+        serve_options=tuple(serve_options or ()),
+    )
+    with _failing_with_a_sentence(), _progress(as_json) as progress:
+        outcomes = policy_run.measure(plan, progress)
+    if plot is not None:
+        plot.write_text(regret_tables.regret_chart(outcomes))
+    if not as_json:
+        _show(regret_tables.regret_table(outcomes))
+        _show(regret_tables.settling_table(outcomes))
+    _print_json(regret.summary(outcomes, tokens))
+
+
+def _pairings(chosen: list[str] | None) -> dict[str, str]:
+    unknown = [name for name in chosen or () if name not in policy_run.PAIRINGS]
+    if unknown:
+        known = ", ".join(policy_run.PAIRINGS)
+        errors.print(f"mtp-serve: --pairing {unknown[0]!r} is not known; legal: {known}", markup=False)
+        raise typer.Exit(2)
+    return {
+        name: model for name, model in policy_run.PAIRINGS.items() if name in (chosen or policy_run.PAIRINGS)
+    }
 
 
 def _check_plot(plot: Path | None) -> None:
