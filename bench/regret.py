@@ -79,7 +79,7 @@ def regrets(trials: Sequence[Trial]) -> dict[Way, float]:
 
 def cells(trials: Sequence[Trial]) -> list[Cell]:
     """One per workload and temperature that has trials, in their fixed order."""
-    groups = [
+    groups: list[tuple[Workload, float, list[Trial]]] = [
         (workload, temperature, [t for t in trials if _is_in(t.question, workload, temperature)])
         for workload in WORKLOADS
         for temperature in TEMPERATURES

@@ -126,7 +126,7 @@ def policy(
     prompts: Annotated[
         int, typer.Option(min=1, max=PROMPTS_PER_CELL, help="Questions per workload and temperature.")
     ] = 1,
-    tokens: Annotated[int, typer.Option(min=16, max=4096, help="Tokens per answer.")] = 40,
+    tokens: Annotated[int, typer.Option(min=16, max=4096, help="Tokens per answer.")] = 32,
     settle_requests: Annotated[
         int, typer.Option(min=4, max=1000, help="Requests the policy gets to come to a verdict.")
     ] = 20,
