@@ -1,5 +1,6 @@
 """The course of a policy run against a scripted server."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from bench.client import Client
 from bench.errors import BenchError
 from bench.policy_run import Course, Plan, observe
+from serve_app.openai_schema import parse_chat, parse_completion
 from tests.bench.fake_server import Answer, chat_events, serving, text_events
 from tests.bench.test_speculation_run import Steps
 
@@ -40,6 +42,9 @@ class Scripted:
                 "samples": samples,
                 "original_verdict": "decline",
             }
+        sent = json.dumps({name: value for name, value in body.items() if name != "auth"}).encode()
+        # Raises, and so fails the run, when this project's own server would refuse the request.
+        (parse_chat if "messages" in body else parse_completion)(sent)
         self.requests.append(body)
         timings = DRAFTED if body.get("speculative", samples > self.needed) else PLAIN
         return 200, (chat_events if "messages" in body else text_events)(WORDS, timings=timings)
