@@ -13,7 +13,7 @@ def regret_table(outcomes: Sequence[Outcome]) -> Table:
     """Regrets of every pairing, workload and temperature, then of the whole pairing."""
     return Table(
         "Decode time over the better of on and off, question by question",
-        ("pairing", "workload", "temperature", "on / off", *(f"regret, {_WAY_LABELS[way]}" for way in WAYS)),
+        ("pairing", "workload", "temp.", "speed-up of on", *(f"regret, {_WAY_LABELS[way]}" for way in WAYS)),
         [row for outcome in outcomes for row in _regret_rows(outcome)],
     )
 
