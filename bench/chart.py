@@ -8,14 +8,19 @@ from msgspec import Struct
 _BAR, _GAP, _GROUP_GAP = 26, 6, 22
 _LEFT, _TOP, _HEIGHT, _BOTTOM = 52, 48, 220, 40
 _RIGHT = 110
+_KEY_WIDTH = 90
 _COLOURS = ("#4269d0", "#3ca951", "#efb118", "#ff725c", "#a463f2", "#6cc5b0")
 
 
 class Bar(Struct, frozen=True):
-    """One bar; neighbours of the same group share a colour and a label."""
+    """One bar; neighbours of the same group share a label, those of one `series` a colour.
+
+    Without a series the group has a colour of its own and needs no key.
+    """
 
     group: str
     value: float
+    series: str = ""
 
 
 class Line(Struct, frozen=True):
@@ -34,16 +39,19 @@ def bar_chart(title: str, axis: str, bars: Sequence[Bar], lines: Sequence[Line])
         raise ValueError("a bar chart needs at least one bar, and no value below 0")
     top = max(item.value for item in (*bars, *lines)) * 1.1 or 1.0
     groups = list(dict.fromkeys(bar.group for bar in bars))
-    parts: list[str] = []
+    names = list(dict.fromkeys(bar.series or bar.group for bar in bars))
+    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
+    key = list(dict.fromkeys(bar.series for bar in bars if bar.series))
+    parts = [part for number, name in enumerate(key) for part in _key(number, name, colours[name])]
     x = float(_LEFT + _GROUP_GAP)
-    for number, group in enumerate(groups):
-        colour, start = _COLOURS[number % len(_COLOURS)], x
+    for group in groups:
+        start = x
         for bar in (bar for bar in bars if bar.group == group):
-            parts += _bar(x, bar.value, top, colour)
+            parts += _bar(x, bar.value, top, colours[bar.series or bar.group])
             x += _BAR + _GAP
         parts.append(_text((start + x - _GAP) / 2, _TOP + _HEIGHT + 20, group, "middle"))
         x += _GROUP_GAP
-    width = x + _RIGHT
+    width = max(x, _LEFT + _KEY_WIDTH * len(key)) + _RIGHT
     parts = [*_axis(axis, top, x), *parts, *(_line(line, top, x) for line in lines)]
     return "\n".join(
         [
@@ -63,6 +71,14 @@ def _bar(x: float, value: float, top: float, colour: str) -> list[str]:
     return [
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{_BAR}" height="{height:.1f}" fill="{colour}"/>',
         _text(x + _BAR / 2, y - 4, f"{value:.2f}", "middle", size=10),
+    ]
+
+
+def _key(number: int, name: str, colour: str) -> list[str]:
+    x = _LEFT + _KEY_WIDTH * number
+    return [
+        f'<circle cx="{x + 5}" cy="37" r="5" fill="{colour}"/>',
+        _text(x + 14, 41, name, "start", size=11),
     ]
 
 

@@ -71,6 +71,7 @@ class StreamReader:
             first_s=self._first_s or self._end_s,
             end_s=self._end_s,
             draft=_draft(self._timings),
+            predicted_ms=self._timings.get("predicted_ms"),
         )
 
 
@@ -87,21 +88,17 @@ class Client:
         bodies = [{"prompt": prompt, **_greedy(max_tokens)} for prompt in prompts]
         return asyncio.run(self._stream_all("/v1/completions", bodies))
 
-    def chat(self, prompt: str, max_tokens: int, speculative: bool) -> Reply:
-        """A greedy answer to one user message, with or without speculation. Raises BenchError."""
-        body = {"messages": [{"role": "user", "content": prompt}], "speculative": speculative}
-        try:
-            (reply,) = asyncio.run(
-                self._stream_all("/v1/chat/completions", [{**body, **_greedy(max_tokens)}])
-            )
-        except RefusedError as error:
-            if error.code == _UNKNOWN_FIELD and "speculative" in str(error):
-                raise BenchError(
-                    f'the server at {self.url} does not know the request field "speculative", so plain and '
-                    f"speculative decoding cannot be compared on it ({error})"
-                ) from error
-            raise
-        return reply
+    def chat(self, prompt: str, max_tokens: int, speculative: bool | None, **sampling: float) -> Reply:
+        """The answer to one user message, greedy unless `sampling` says otherwise.
+
+        Speculates or not as told, None leaving it to the server. Raises BenchError.
+        """
+        body = {"messages": [{"role": "user", "content": prompt}]}
+        return self._one("/v1/chat/completions", body, max_tokens, speculative, sampling)
+
+    def text(self, prompt: str, max_tokens: int, speculative: bool | None, **sampling: float) -> Reply:
+        """As `chat`, but the prompt is the beginning of a text to be continued."""
+        return self._one("/v1/completions", {"prompt": prompt}, max_tokens, speculative, sampling)
 
     def policy(self) -> dict[str, Any]:
         """The body of GET /v1/internal/mtp-policy. Raises BenchError."""
@@ -131,6 +128,27 @@ class Client:
             if time.monotonic() > deadline:
                 raise BenchError(f"the server at {self.url} was not ready within {timeout_s:.0f} s")
             time.sleep(period_s)
+
+    def _one(
+        self,
+        path: str,
+        prompt: Mapping[str, Any],
+        max_tokens: int,
+        speculative: bool | None,
+        sampling: Mapping[str, float],
+    ) -> Reply:
+        choice = {} if speculative is None else {"speculative": speculative}
+        body = {**prompt, **choice, **_greedy(max_tokens), **sampling}
+        try:
+            (reply,) = asyncio.run(self._stream_all(path, [body]))
+        except RefusedError as error:
+            if error.code == _UNKNOWN_FIELD and "speculative" in str(error):
+                raise BenchError(
+                    f'the server at {self.url} does not know the request field "speculative", so plain and '
+                    f"speculative decoding cannot be compared on it ({error})"
+                ) from error
+            raise
+        return reply
 
     def _get(self, path: str) -> httpx.Response:
         try:
@@ -175,7 +193,9 @@ def _greedy(max_tokens: int) -> dict[str, Any]:
 def _draft(timings: Mapping[str, Any]) -> Draft | None:
     if not timings.get("draft_rounds"):
         return None
-    return msgspec.convert({name: timings.get(name) for name in Draft.__struct_fields__}, Draft)
+    return msgspec.convert(
+        {name: timings[name] for name in Draft.__struct_fields__ if name in timings}, Draft
+    )
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:

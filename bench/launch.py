@@ -15,6 +15,8 @@ from bench.reply import Reply
 
 # Ray's first start on a machine compiles its byte code.
 _READY_TIMEOUT_S = 300.0
+# How people change what the policy does, or where its verdicts are kept.
+_OVERRIDES = "MLXCEL_"
 _RUN_MTP_SERVE = "from serve_app.cli import main; main()"
 
 
@@ -105,6 +107,12 @@ def mtp_serve_plain(setup: Setup) -> Server:
 def mtp_serve(options: Sequence[str], logs: Path) -> Server:
     """mtp-serve as its user would start it, with these options of `mtp-serve serve`."""
     return _mtp_serve(options, environment(), logs)
+
+
+def mtp_serve_fresh(options: Sequence[str], folder: Path) -> Server:
+    """mtp-serve as it ships: nothing measured before, no variable that changes the policy; uses `folder`."""
+    inherited = {name: value for name, value in environment().items() if not name.startswith(_OVERRIDES)}
+    return _mtp_serve(options, inherited | {"MLXCEL_CACHE_DIR": str(folder / "cache")}, folder)
 
 
 def _mtp_serve(options: Sequence[str], variables: dict[str, str], logs: Path) -> Server:

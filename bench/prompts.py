@@ -43,7 +43,7 @@ CHAT_PROMPTS = (
     ChatPrompt(
         "code", "In Python, how would I turn a Roman numeral into an integer? Show the code and comment it."
     ),
-    ChatPrompt("list", "Put together a packing list for a week in a cabin without electricity."),
+    ChatPrompt("list", "Put together a packing list for a week in a cabin without heating."),
     ChatPrompt("dialogue", "Script a talk between a taxi driver and a passenger who has lost her umbrella."),
     ChatPrompt("story", "Begin a mystery that is set in a small bakery during a snowstorm."),
     ChatPrompt("facts", "How do suspension bridges carry their load? Stick to the important facts."),
@@ -59,6 +59,15 @@ CHAT_PROMPTS = (
     ),
     ChatPrompt("list", "Suggest twelve names for a boat and give a reason for each of them."),
     ChatPrompt("dialogue", "Two astronauts argue about who ate the last chocolate bar. Write what they say."),
+    ChatPrompt("story", "Invent a fairy tale that explains why the ferry to the mainland only runs at dusk."),
+    ChatPrompt("facts", "Someone asked me how cork is harvested. What are the facts?"),
+    ChatPrompt(
+        "code", "Write a SQL query that returns each shop's three best-selling products, and explain it."
+    ),
+    ChatPrompt("list", "Which ten questions should I ask before I rent a canoe?"),
+    ChatPrompt(
+        "dialogue", "Write the exchange between a customs officer and a magician with too many rabbits."
+    ),
 )
 WARM_UP_CHAT = "Describe an ordinary pencil in a few sentences."
 

@@ -10,17 +10,26 @@ from msgspec import Struct
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """Speculation counters of one answer: drafts proposed, drafts kept, verify rounds."""
+    """Speculation counters of one answer: drafts proposed, drafts kept, verify rounds.
+
+    `draft_accepted_per_position[i]` counts rounds that kept draft i. The times in milliseconds add up to the
+    rounds: drafting, verifying, everything else; a server that does not tell them leaves zeros.
+    """
 
     draft_n: int
     draft_n_accepted: int
     draft_rounds: int
+    draft_accepted_per_position: tuple[int, ...] = ()
+    draft_ms: float = 0.0
+    draft_verify_ms: float = 0.0
+    draft_overhead_ms: float = 0.0
 
 
 class Reply(Struct, frozen=True, kw_only=True):
     """An answer with the times its request was sent, its first text arrived and its end was announced.
 
-    `piece_chars` holds the length in characters of each piece a stream delivered.
+    `piece_chars` holds the length in characters of each piece a stream delivered. `predicted_ms` is the
+    server's own time from the first token to the end, in milliseconds, where it tells.
     """
 
     text: str
@@ -33,6 +42,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     piece_chars: tuple[int, ...] = ()
     draft: Draft | None = None
+    predicted_ms: float | None = None
 
     @property
     def decode_s(self) -> float:

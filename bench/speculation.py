@@ -1,19 +1,33 @@
 """What plain and speculative answers to the same prompts say: speed-ups, identity, acceptance, limit. Pure.
 
-Terms: a round drafts, verifies and emits the accepted drafts plus one token; the speed-up is the speculative
-decode rate over the plain one, prompt by prompt.
+The speed-up is plain over speculative decode time per token, prompt by prompt.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
+from bench.pace import decode_ms, ms_per_token
 from bench.prompts import KINDS, ChatPrompt
 from bench.reply import Draft, Reply, same_answer
+from bench.rounds import (
+    Limit,
+    RoundTimes,
+    cost_curve,
+    emitted_per_round,
+    limit,
+    plain_scale,
+    round_times,
+)
 
-LimitBasis = Literal["verify_cost", "flat_verify"]
+_POLICY_FIELDS = (
+    *("state", "verdict", "target", "drafter", "hardware", "block_size", "selection", "exact"),
+    *("speedup", "speedup_low", "speedup_high"),
+)
 
 
 class Pair(Struct, frozen=True):
@@ -24,26 +38,24 @@ class Pair(Struct, frozen=True):
     mtp: Reply
 
     @property
+    def plain_tps(self) -> float:
+        """Decode tokens per second without speculation."""
+        return 1e3 / ms_per_token(self.plain, self.plain)
+
+    @property
     def mtp_tps(self) -> float:
-        """Decode tokens per second with speculation; the first piece may hold a whole round's tokens."""
-        return (self.mtp.completion_tokens - tokens_in_first_piece(self.plain, self.mtp)) / self.mtp.decode_s
+        """Decode tokens per second with speculation."""
+        return 1e3 / ms_per_token(self.plain, self.mtp)
 
     @property
     def speedup(self) -> float:
         """Speculative over plain decode rate."""
-        return self.mtp_tps / self.plain.decode_tps
+        return self.mtp_tps / self.plain_tps
 
     @property
     def identical(self) -> bool:
         """Whether both answers agree in text, finish reason and token counts."""
         return self.plain.text == self.mtp.text and same_answer(self.plain, self.mtp)
-
-
-class Limit(Struct, frozen=True):
-    """The speed-up of the same rounds with a free drafter, and where the verify cost is from."""
-
-    speedup: float
-    basis: LimitBasis
 
 
 class KindRow(Struct, frozen=True, kw_only=True):
@@ -59,18 +71,20 @@ class KindRow(Struct, frozen=True, kw_only=True):
     identical: bool
 
 
-def tokens_in_first_piece(plain: Reply, mtp: Reply) -> int:
-    """How many tokens the speculative stream's first piece holds.
+class Findings(Struct, frozen=True, kw_only=True):
+    """What holds over all prompts.
 
-    Plain decoding streams token by token, so its pieces tell where the tokens of the same text end.
+    `acceptance` holds shares of rounds that kept draft i, as counted in this run or, where the server does
+    not count them per answer, as its policy has them. `plain_scale` as in `bench.rounds`.
     """
-    wanted = mtp.piece_chars[0] if mtp.piece_chars else 0
-    covered = 0
-    for count, length in enumerate(plain.piece_chars, 1):
-        covered += length
-        if covered >= wanted:
-            return count
-    return 1
+
+    speedup: float
+    draft: Draft
+    emitted_per_round: float | None
+    acceptance: tuple[float, ...] | None
+    times: RoundTimes | None
+    limit: Limit | None
+    plain_scale: float | None
 
 
 def rows(pairs: Sequence[Pair]) -> list[KindRow]:
@@ -80,76 +94,94 @@ def rows(pairs: Sequence[Pair]) -> list[KindRow]:
 
 
 def drafted(pairs: Sequence[Pair]) -> Draft:
-    """Speculation counters over all prompts."""
-    counters = [pair.mtp.draft for pair in pairs if pair.mtp.draft is not None]
-    return Draft(
-        draft_n=sum(counter.draft_n for counter in counters),
-        draft_n_accepted=sum(counter.draft_n_accepted for counter in counters),
-        draft_rounds=sum(counter.draft_rounds for counter in counters),
+    """Speculation counters and times over all prompts."""
+    total = Draft(draft_n=0, draft_n_accepted=0, draft_rounds=0)
+    for draft in (pair.mtp.draft for pair in pairs):
+        if draft is not None:
+            total = _sum(total, draft)
+    return total
+
+
+def findings(pairs: Sequence[Pair], policy: Mapping[str, Any]) -> Findings:
+    """`policy` is the policy endpoint's body after the run."""
+    draft = drafted(pairs)
+    emitted = emitted_per_round(draft)
+    steps = sum(pair.plain.completion_tokens - 1 for pair in pairs)
+    times = round_times(sum(decode_ms(pair.plain) for pair in pairs) / steps, draft)
+    return Findings(
+        speedup=median(pair.speedup for pair in pairs),
+        draft=draft,
+        emitted_per_round=emitted,
+        acceptance=_acceptance(draft, policy),
+        times=times,
+        limit=limit(emitted, times, policy),
+        plain_scale=plain_scale(policy),
     )
 
 
-def emitted_per_round(draft: Draft) -> float | None:
-    """Mean tokens per round: the accepted drafts and the target's own token; None without rounds."""
-    return 1 + draft.draft_n_accepted / draft.draft_rounds if draft.draft_rounds else None
-
-
-def median_speedup(pairs: Sequence[Pair]) -> float:
-    """Median over the prompts."""
-    return median(pair.speedup for pair in pairs)
-
-
-def limit(emitted: float | None, policy: Mapping[str, Any]) -> Limit | None:
-    """`emitted` x plain step / verify step, the bound that no drafter of this acceptance can pass.
-
-    The steps come from the server's cost curve (`verify_cost`: rows, ms) where its policy body has one that
-    covers one row and the block size; otherwise verifying is taken to cost what a plain step costs, which
-    can only make the bound too high. None without rounds.
-    """
-    if emitted is None:
-        return None
-    curve = {point["rows"]: point["ms"] for point in policy.get("verify_cost") or ()}
-    plain_ms, verify_ms = curve.get(1), curve.get(policy.get("block_size"))
-    if plain_ms and verify_ms:
-        return Limit(emitted * plain_ms / verify_ms, "verify_cost")
-    return Limit(emitted, "flat_verify")
+def conditional(acceptance: Sequence[float]) -> list[float | None]:
+    """Acceptance of each draft given that all before it were accepted; None where none ever was."""
+    before = (1.0, *acceptance)
+    return [kept / reached if reached else None for reached, kept in zip(before, acceptance, strict=False)]
 
 
 def summary(pairs: Sequence[Pair], policy: Mapping[str, Any], tokens: int) -> dict[str, object]:
     """The object printed last; `policy` is the policy endpoint's body after the run."""
-    draft = drafted(pairs)
-    emitted = emitted_per_round(draft)
-    bound = limit(emitted, policy)
+    found = findings(pairs, policy)
     speedups = [pair.speedup for pair in pairs]
-    by_kind = rows(pairs)
     differing = [index for index, pair in enumerate(pairs) if not pair.identical]
+    scale = found.plain_scale
     return {
-        "speedup_median": round(median_speedup(pairs), 3),
-        "speedup_min": round(min(speedups), 3),
-        "speedup_by_kind": {row.kind: round(row.speedup, 3) for row in by_kind},
-        "request_speedup_median": round(median(p.mtp.request_tps / p.plain.request_tps for p in pairs), 3),
+        "speedup_median": _rounded(found.speedup),
+        "speedup_min": _rounded(min(speedups)),
+        "speedup_by_kind": {row.kind: _rounded(row.speedup) for row in rows(pairs)},
+        "speedup_vs_ordinary_median": None if scale is None else _rounded(found.speedup * scale),
+        "plain_scale": _rounded(scale),
+        "request_speedup_median": _rounded(median(p.mtp.request_tps / p.plain.request_tps for p in pairs)),
         "identical": not differing,
         "differing_prompts": differing,
-        "acceptance_per_position": policy.get("accepted_per_position"),
-        "acceptance_rate": round(draft.draft_n_accepted / draft.draft_n, 3) if draft.draft_n else None,
-        "emitted_per_round": None if emitted is None else round(emitted, 3),
-        "limit": None if bound is None else round(bound.speedup, 3),
-        "limit_basis": None if bound is None else bound.basis,
-        "limit_share": None if bound is None else round(median_speedup(pairs) / bound.speedup, 3),
-        "plain_tokens_per_second": round(median(pair.plain.decode_tps for pair in pairs), 2),
-        "mtp_tokens_per_second": round(median(pair.mtp_tps for pair in pairs), 2),
-        "draft_n": draft.draft_n,
-        "draft_n_accepted": draft.draft_n_accepted,
-        "draft_rounds": draft.draft_rounds,
+        "tokens_compared": sum(pair.plain.completion_tokens for pair in pairs),
+        "plain_tokens_per_second": _rounded(median(pair.plain_tps for pair in pairs)),
+        "mtp_tokens_per_second": _rounded(median(pair.mtp_tps for pair in pairs)),
+        **_acceptance_figures(found),
+        **_cost_figures(found, policy),
         "not_speculated": [index for index, pair in enumerate(pairs) if pair.mtp.draft is None],
         "prompts": len(pairs),
         "tokens": tokens,
-        "speedups": [round(value, 3) for value in speedups],
+        "speedups": [_rounded(value) for value in speedups],
         "policy": {name: policy.get(name) for name in _POLICY_FIELDS},
     }
 
 
-_POLICY_FIELDS = ("state", "verdict", "target", "drafter", "hardware", "block_size", "selection", "exact")
+def _acceptance_figures(found: Findings) -> dict[str, object]:
+    draft, acceptance = found.draft, found.acceptance
+    return {
+        "acceptance_per_position": None if acceptance is None else [_rounded(rate) for rate in acceptance],
+        "acceptance_conditional": (
+            None if acceptance is None else [_rounded(rate) for rate in conditional(acceptance)]
+        ),
+        "acceptance_rate": _rounded(draft.draft_n_accepted / draft.draft_n) if draft.draft_n else None,
+        "emitted_per_round": _rounded(found.emitted_per_round),
+        "draft_n": draft.draft_n,
+        "draft_n_accepted": draft.draft_n_accepted,
+        "draft_rounds": draft.draft_rounds,
+    }
+
+
+def _cost_figures(found: Findings, policy: Mapping[str, Any]) -> dict[str, object]:
+    times, bound = found.times, found.limit
+    return {
+        "limit": None if bound is None else _rounded(bound.speedup),
+        "limit_basis": None if bound is None else bound.basis,
+        "limit_share": None if bound is None else _rounded(found.speedup / bound.speedup),
+        "drafter_share": None if times is None else _rounded(times.drafter_share),
+        "round_ms": None
+        if times is None
+        else {k: _rounded(v) for k, v in msgspec.structs.asdict(times).items()},
+        "verify_cost": [{"rows": count, "ms": ms} for count, ms in sorted(cost_curve(policy).items())]
+        or None,
+        "plain_step_ms": policy.get("plain_step_ms"),
+    }
 
 
 def _row(kind: str, pairs: Sequence[Pair]) -> KindRow:
@@ -157,10 +189,34 @@ def _row(kind: str, pairs: Sequence[Pair]) -> KindRow:
     return KindRow(
         kind=kind,
         prompts=len(pairs),
-        plain_tps=median(pair.plain.decode_tps for pair in pairs),
+        plain_tps=median(pair.plain_tps for pair in pairs),
         mtp_tps=median(pair.mtp_tps for pair in pairs),
         speedup=median(speedups),
         speedup_min=min(speedups),
         emitted_per_round=emitted_per_round(drafted(pairs)),
         identical=all(pair.identical for pair in pairs),
     )
+
+
+def _acceptance(draft: Draft, policy: Mapping[str, Any]) -> tuple[float, ...] | None:
+    if draft.draft_accepted_per_position:
+        return tuple(kept / draft.draft_rounds for kept in draft.draft_accepted_per_position)
+    rates = policy.get("accepted_per_position")
+    return None if rates is None else tuple(rates)
+
+
+def _sum(one: Draft, other: Draft) -> Draft:
+    positions = zip_longest(one.draft_accepted_per_position, other.draft_accepted_per_position, fillvalue=0)
+    return Draft(
+        draft_n=one.draft_n + other.draft_n,
+        draft_n_accepted=one.draft_n_accepted + other.draft_n_accepted,
+        draft_rounds=one.draft_rounds + other.draft_rounds,
+        draft_accepted_per_position=tuple(a + b for a, b in positions),
+        draft_ms=one.draft_ms + other.draft_ms,
+        draft_verify_ms=one.draft_verify_ms + other.draft_verify_ms,
+        draft_overhead_ms=one.draft_overhead_ms + other.draft_overhead_ms,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

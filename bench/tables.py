@@ -1,13 +1,15 @@
 """The cells of the benchmarks' tables, as text. Pure; drawing them is the caller's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
 from bench.chart import Bar, Line, bar_chart
 from bench.overhead import LABELS, Round, Spread
 from bench.overhead import rows as overhead_rows
-from bench.speculation import Pair, drafted, emitted_per_round
+from bench.rounds import RoundTimes, cost_curve
+from bench.speculation import Findings, Pair, conditional
 from bench.speculation import rows as kind_rows
 
 
@@ -60,7 +62,7 @@ def speculation_table(pairs: Sequence[Pair]) -> Table:
                 f"{row.mtp_tps:.1f}",
                 f"{row.speedup:.2f}",
                 f"{row.speedup_min:.2f}",
-                _optional(row.emitted_per_round),
+                optional(row.emitted_per_round),
                 "yes" if row.identical else "NO",
             )
             for row in kind_rows(pairs)
@@ -68,20 +70,76 @@ def speculation_table(pairs: Sequence[Pair]) -> Table:
     )
 
 
-def speedup_chart(pairs: Sequence[Pair], median: float) -> str:
+def acceptance_table(found: Findings) -> Table:
+    """How often each draft of a round was kept."""
+    rates = found.acceptance or ()
+    return Table(
+        "Accepted drafts",
+        ("position", "of all rounds", "given those before it"),
+        [
+            (str(position), f"{rate:.2f}", optional(given))
+            for position, (rate, given) in enumerate(zip(rates, conditional(rates), strict=True), 1)
+        ],
+    )
+
+
+def cost_table(found: Findings, policy: Mapping[str, Any]) -> Table:
+    """Where a round's time goes in this run, then what the server's probe found verifying to cost."""
+    probe = [
+        (f"probe: forward of {count} row(s)", f"{ms:.1f}", "")
+        for count, ms in sorted(cost_curve(policy).items())
+    ]
+    if (ordinary := policy.get("plain_step_ms")) is not None:
+        probe.insert(0, ("probe: ordinary decode step", f"{ordinary:.1f}", ""))
+    return Table("Costs", ("what", "ms", "share of a round"), [*_round_rows(found.times), *probe])
+
+
+def optional(value: float | None) -> str:
+    """Two digits after the point, or the word none."""
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _round_rows(times: RoundTimes | None) -> list[tuple[str, ...]]:
+    if times is None:
+        return []
+    parts = (
+        ("round", times.round_ms),
+        ("  verify forward", times.verify_ms),
+        ("  drafter", times.draft_ms),
+        ("  everything else", times.overhead_ms),
+    )
+    shares = [(name, f"{ms:.1f}", f"{ms / times.round_ms:.0%}") for name, ms in parts]
+    return [("plain step", f"{times.plain_ms:.1f}", ""), *shares]
+
+
+def verdict_lines(found: Findings) -> list[str]:
+    """The speed-up against plain and ordinary decode, and against what is possible at best."""
+    lines = [f"median speed-up {found.speedup:.2f} over plain decode in the same server"]
+    if found.plain_scale is not None:
+        lines.append(
+            f"median speed-up {found.speedup * found.plain_scale:.2f} over ordinary decode, as on a server "
+            "without a drafter"
+        )
+    if found.limit is not None:
+        lines.append(
+            f"{found.speedup / found.limit.speedup:.0%} of the limit {found.limit.speedup:.2f}: "
+            f"{optional(found.emitted_per_round)} tokens per round, a free drafter and no overhead"
+        )
+    return lines
+
+
+def speedup_chart(pairs: Sequence[Pair], found: Findings) -> str:
     """An SVG of every prompt's speed-up, grouped by kind."""
-    emitted = emitted_per_round(drafted(pairs))
+    lines = [Line(1.0, "plain"), Line(found.speedup, f"median {found.speedup:.2f}")]
+    if found.limit is not None:
+        lines.append(Line(found.limit.speedup, f"limit {found.limit.speedup:.2f}"))
     return bar_chart(
-        f"Speed-up of MTP over plain decoding ({_optional(emitted)} tokens per round)",
+        f"Speed-up of MTP over plain decoding ({optional(found.emitted_per_round)} tokens per round)",
         "speed-up",
         [Bar(pair.prompt.kind, pair.speedup) for pair in pairs],
-        [Line(1.0, "plain"), Line(median, f"median {median:.2f}")],
+        lines,
     )
 
 
 def _spread(value: Spread, digits: int = 1) -> str:
     return f"{value.median:.{digits}f} ({value.low:.{digits}f} to {value.high:.{digits}f})"
-
-
-def _optional(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"

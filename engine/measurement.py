@@ -1,8 +1,12 @@
-"""Adds up one measured request into the sample the policy asks for. Reads no clock: times come in."""
+"""Adds up rounds: into any request's counters, and into the sample the policy asks for. Reads no clock."""
+
+from itertools import zip_longest
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.course import Step
+from messages.events import DraftTimings
 from messages.policy import Slice
 from speculative.round import Round
 
@@ -69,6 +73,22 @@ class Measurement:
             self.slices.append(
                 Slice(piece.rounds, piece.emitted, piece.mtp_ms, piece.plain_tokens, piece.plain_ms)
             )
+
+
+def with_round(before: DraftTimings, done: Round) -> DraftTimings:
+    """A request's counters after one more round."""
+    kept = (int(index < done.accepted) for index in range(done.drafted))
+    positions = zip_longest(before.draft_accepted_per_position, kept, fillvalue=0)
+    return replace(
+        before,
+        draft_n=before.draft_n + done.drafted,
+        draft_n_accepted=before.draft_n_accepted + done.accepted,
+        draft_rounds=before.draft_rounds + 1,
+        draft_accepted_per_position=tuple(old + new for old, new in positions),
+        draft_ms=before.draft_ms + done.draft_ms,
+        draft_verify_ms=before.draft_verify_ms + done.verify_ms,
+        draft_overhead_ms=before.draft_overhead_ms + done.overhead_ms,
+    )
 
 
 class _OpenSlice(Struct):

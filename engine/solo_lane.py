@@ -12,6 +12,7 @@ import mlx.core as mx
 from engine.course import Step, advance, next_step
 from engine.decoding import Decoding, Pending
 from engine.forwarder import Forwarder
+from engine.measurement import with_round
 from engine.picker import Picker
 from messages.events import DraftTimings, TokensEmitted
 from speculative.round import Burst, DraftFailedError, Round, run_round
@@ -153,10 +154,7 @@ def _count(decoding: Decoding, done: Round) -> None:
     history = decoding.history
     if history is None:
         return
-    before = decoding.sequence.draft
-    decoding.sequence.draft = DraftTimings(
-        draft_n=done.drafted + (before.draft_n if before else 0),
-        draft_n_accepted=done.accepted + (before.draft_n_accepted if before else 0),
-        draft_rounds=1 + (before.draft_rounds if before else 0),
-        draft_kind=history.drafter.kind,
+    before = decoding.sequence.draft or DraftTimings(
+        draft_n=0, draft_n_accepted=0, draft_rounds=0, draft_kind=history.drafter.kind
     )
+    decoding.sequence.draft = with_round(before, done)

@@ -35,12 +35,20 @@ class TokenLogprob(Struct, frozen=True, kw_only=True):
 
 
 class DraftTimings(Struct, frozen=True, kw_only=True):
-    """Speculation counters of one request; present only when at least one verify round ran."""
+    """Speculation counters of one request; present only when at least one verify round ran.
+
+    `draft_accepted_per_position[i]` counts rounds that kept draft i (0-based). The times in milliseconds add
+    up to the request's rounds: proposing, verify forwards, and everything else.
+    """
 
     draft_n: int
     draft_n_accepted: int
     draft_rounds: int
     draft_kind: DraftKind
+    draft_accepted_per_position: tuple[int, ...] = ()
+    draft_ms: float = 0.0
+    draft_verify_ms: float = 0.0
+    draft_overhead_ms: float = 0.0
 
 
 class Timings(Struct, frozen=True, kw_only=True):

@@ -11,14 +11,16 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 
 from bench import overhead as overhead_figures
-from bench import overhead_run, speculation_run, tables
+from bench import overhead_run, policy_run, regret, regret_tables, speculation_run, tables
 from bench import speculation as speculation_figures
 from bench.errors import BenchError
+from bench.prompts import CHAT_PROMPTS
+from bench.workloads import PROMPTS_PER_CELL
 from configs.schema import SettingsError, resolve
 from engine.config import EMBEDDED_MODEL
 
@@ -26,7 +28,15 @@ bench_app = typer.Typer(help="Measure this server against others and against its
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
+PlotOption = Annotated[Path | None, typer.Option(help="Write a bar chart to this SVG file.")]
+ServeOptions = Annotated[
+    list[str] | None,
+    typer.Argument(help="After --: options of mtp-serve serve for the server this starts.", metavar="-- ..."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print nothing but the JSON object.")]
+
+
+_ESTIMATE_FROM_S = 3600.0
 
 
 class ProgressBar:
@@ -70,38 +80,99 @@ def overhead(
 
 @bench_app.command()
 def speculation(
-    serve_options: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="After --: options of mtp-serve serve for the server this starts.", metavar="-- ..."
-        ),
-    ] = None,
+    serve_options: ServeOptions = None,
     url: Annotated[str | None, typer.Option(help="A running server; without it one is started.")] = None,
     api_key: Annotated[
         str | None, typer.Option(help="API key of the running server.", envvar="MTP_SERVE_API_KEY")
     ] = None,
     as_json: JsonOption = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a bar chart to this SVG file.")] = None,
+    plot: PlotOption = None,
     tokens: Annotated[int, typer.Option(min=8, max=4096, help="Tokens per answer.")] = 96,
+    prompts: Annotated[
+        int, typer.Option(min=1, max=len(CHAT_PROMPTS), help="How many of the built-in prompts to ask.")
+    ] = len(CHAT_PROMPTS),
 ) -> None:
     """Compare speculative with plain decoding of one server, prompt by prompt."""
     if url is not None and serve_options:
         errors.print("mtp-serve: options after -- are for a server started here, so they exclude --url")
         raise typer.Exit(2)
-    if plot is not None and not plot.parent.is_dir():
-        errors.print(f"mtp-serve: the folder of --plot {plot} does not exist")
-        raise typer.Exit(2)
+    _check_plot(plot)
     plan = speculation_run.Plan(
-        tokens=tokens, url=url, api_key=api_key, serve_options=tuple(serve_options or ())
+        tokens=tokens, prompts=prompts, url=url, api_key=api_key, serve_options=tuple(serve_options or ())
     )
     with _failing_with_a_sentence(), _progress(as_json) as progress:
         pairs, policy = speculation_run.measure(plan, progress)
-    figures = speculation_figures.summary(pairs, policy, tokens)
+        found = speculation_figures.findings(pairs, policy)
     if plot is not None:
-        plot.write_text(tables.speedup_chart(pairs, speculation_figures.median_speedup(pairs)))
+        plot.write_text(tables.speedup_chart(pairs, found))
     if not as_json:
         _show(tables.speculation_table(pairs))
-    _print_json(figures)
+        _show(tables.acceptance_table(found))
+        _show(tables.cost_table(found, policy))
+        for line in tables.verdict_lines(found):
+            screen.print(line)
+    _print_json(speculation_figures.summary(pairs, policy, tokens))
+
+
+@bench_app.command()
+def policy(
+    serve_options: ServeOptions = None,
+    as_json: JsonOption = False,
+    plot: PlotOption = None,
+    pairing: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this pairing ({', '.join(policy_run.PAIRINGS)}); repeat for several."),
+    ] = None,
+    prompts: Annotated[
+        int, typer.Option(min=1, max=PROMPTS_PER_CELL, help="Questions per workload and temperature.")
+    ] = 1,
+    tokens: Annotated[int, typer.Option(min=16, max=4096, help="Tokens per answer.")] = 32,
+    settle_requests: Annotated[
+        int, typer.Option(min=4, max=1000, help="Requests the policy gets to come to a verdict.")
+    ] = 20,
+    settle_tokens: Annotated[
+        int, typer.Option(min=32, max=4096, help="Tokens of each of those requests.")
+    ] = 64,
+) -> None:
+    """Measure what the policy's choice costs against always on, always off and a per-prompt oracle."""
+    _check_plot(plot)
+    plan = policy_run.Plan(
+        pairings=_pairings(pairing),
+        per_cell=prompts,
+        tokens=tokens,
+        settle_requests=settle_requests,
+        settle_tokens=settle_tokens,
+        serve_options=tuple(serve_options or ()),
+    )
+    with _failing_with_a_sentence(), _progress(as_json) as progress:
+        outcomes = policy_run.measure(plan, progress)
+    if plot is not None:
+        plot.write_text(regret_tables.regret_chart(outcomes))
+    if not as_json:
+        _show(regret_tables.regret_table(outcomes))
+        _show(regret_tables.settling_table(outcomes))
+    _print_json(regret.summary(outcomes, tokens))
+
+
+def _pairings(chosen: list[str] | None) -> dict[str, str]:
+    unknown = [name for name in chosen or () if name not in policy_run.PAIRINGS]
+    if unknown:
+        known = ", ".join(policy_run.PAIRINGS)
+        errors.print(f"mtp-serve: --pairing {unknown[0]!r} is not known; legal: {known}", markup=False)
+        raise typer.Exit(2)
+    return {
+        name: model for name, model in policy_run.PAIRINGS.items() if name in (chosen or policy_run.PAIRINGS)
+    }
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a chart that could not be written, before anything is measured."""
+    if plot is not None and not (plot.parent.is_dir() and os.access(plot.parent, os.W_OK)):
+        errors.print(f"mtp-serve: the folder of --plot {plot} does not exist or cannot be written to")
+        raise typer.Exit(2)
+    if plot is not None and plot.is_dir():
+        errors.print(f"mtp-serve: --plot {plot} is a folder; give the name of an SVG file")
+        raise typer.Exit(2)
 
 
 @contextmanager
@@ -117,8 +188,18 @@ def _failing_with_a_sentence() -> Generator[None]:
 
 @contextmanager
 def _progress(hidden: bool) -> Generator[ProgressBar]:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with RichProgress(*columns, console=errors, disable=hidden, transient=True) as bar:
+    counted = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    columns = (*counted, TextColumn("{task.description}"))
+    # A step may take half a minute, and the time left is told from all of them.
+    with RichProgress(
+        *columns, console=errors, disable=hidden, transient=True, speed_estimate_period=_ESTIMATE_FROM_S
+    ) as bar:
         yield ProgressBar(bar)
 
 

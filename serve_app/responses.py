@@ -143,7 +143,8 @@ def timings_object(timings: Timings) -> dict[str, Any]:
         shown[f"{name}_per_token_ms"] = round(total_ms / num_tokens, 3) if num_tokens else 0.0
         shown[f"{name}_per_second"] = round(num_tokens * 1000 / total_ms, 3) if total_ms else 0.0
     if timings.draft is not None:
-        shown.update(msgspec.structs.asdict(timings.draft))
+        drafted = msgspec.structs.asdict(timings.draft)
+        shown.update({k: round(v, 3) if isinstance(v, float) else v for k, v in drafted.items()})
     return shown
 
 

@@ -1,5 +1,6 @@
 """Asking servers: streams become replies, refusals and broken streams become sentences."""
 
+import json
 import threading
 from typing import Any
 
@@ -9,10 +10,11 @@ from bench.child import free_port
 from bench.client import Client, StreamReader
 from bench.errors import BenchError
 from bench.reply import Draft
+from messages.events import DraftTimings, Finished, Timings, TokensEmitted, Usage
+from serve_app.responses import ChatWire, ReplyInfo
 from tests.bench.fake_server import Answer, chat_events, serving, text_events
 
-Timings = dict[str, int | str]
-TIMINGS: Timings = {"draft_n": 6, "draft_n_accepted": 3, "draft_rounds": 2, "draft_kind": "mtp"}
+TIMINGS: dict[str, int | str] = {"draft_n": 6, "draft_n_accepted": 3, "draft_rounds": 2, "draft_kind": "mtp"}
 
 
 def test_completions_come_back_in_the_order_of_their_prompts_and_run_together() -> None:
@@ -125,3 +127,43 @@ def test_times_are_those_of_the_first_text_and_of_the_finish_reason() -> None:
         reader.take(event, float(now))
     reply = reader.reply()
     assert (reply.sent_s, reply.first_s, reply.end_s) == (1.0, 3.0, 5.0)
+
+
+def test_what_this_server_sends_is_understood() -> None:
+    """Counts per position, times of rounds and the server's own decode time come through its wire format."""
+    wire = ChatWire(ReplyInfo(reply_id="c", created=1, model="m", include_usage=True))
+    drafted = DraftTimings(
+        draft_n=6,
+        draft_n_accepted=3,
+        draft_rounds=2,
+        draft_kind="mtp",
+        draft_accepted_per_position=(2, 1, 0),
+        draft_ms=1.5,
+        draft_verify_ms=8.0,
+        draft_overhead_ms=0.5,
+    )
+    timings = Timings(prompt_n=4, prompt_ms=9.0, predicted_n=5, predicted_ms=12.5, draft=drafted)
+    usage = Usage(prompt_tokens=4, completion_tokens=5)
+    stream = b"".join(
+        (
+            wire.opening(),
+            wire.delta(TokensEmitted(request_id="r", text="Hel", token_ids=(1, 2, 3))),
+            wire.delta(TokensEmitted(request_id="r", text="lo", token_ids=(4, 5))),
+            wire.ending(Finished(request_id="r", reason="length", usage=usage, timings=timings)),
+        )
+    )
+    reader = StreamReader(0.0)
+    for now, line in enumerate(filter(None, stream.decode().splitlines()), 1):
+        if line != "data: [DONE]":
+            reader.take(json.loads(line.removeprefix("data: ")), float(now))
+    reply = reader.reply()
+    assert (reply.text, reply.completion_tokens, reply.predicted_ms) == ("Hello", 5, 12.5)
+    assert reply.draft == Draft(
+        draft_n=6,
+        draft_n_accepted=3,
+        draft_rounds=2,
+        draft_accepted_per_position=(2, 1, 0),
+        draft_ms=1.5,
+        draft_verify_ms=8.0,
+        draft_overhead_ms=0.5,
+    )

@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.prompts import ChatPrompt
-from bench.speculation import Limit, Pair, limit, rows, summary, tokens_in_first_piece
-from bench.tables import speculation_table, speedup_chart
+from bench.reply import Draft
+from bench.speculation import Pair, conditional, findings, rows, summary
+from bench.tables import acceptance_table, cost_table, speculation_table, speedup_chart, verdict_lines
 from tests.bench.builders import draft, reply
 
 POLICY: dict[str, Any] = {"state": "settled", "block_size": 4, "accepted_per_position": [0.6, 0.4, 0.2]}
@@ -24,11 +26,15 @@ def test_the_speed_up_is_the_ratio_of_decode_rates() -> None:
     assert pair().speedup == pytest.approx(1.5)
 
 
-def test_tokens_that_came_with_the_first_piece_do_not_count_as_decoded_after_it() -> None:
-    """A first round of three tokens leaves eight steps for the remaining time, not ten."""
-    spec = reply(tps=10, piece_chars=(3, 2, 2, 3))
-    assert tokens_in_first_piece(reply(), spec) == 3
-    assert Pair(ChatPrompt("story", "?"), reply(tps=10), spec).speedup == pytest.approx(0.8)
+def test_the_servers_own_times_decide() -> None:
+    """Whenever the pieces arrive, ten steps in 500 ms are twenty tokens per second."""
+    late = {"first_s": 200.0, "end_s": 200.1}
+    one = Pair(
+        ChatPrompt("story", "?"),
+        plain=reply(tps=99, predicted_ms=1000.0, **late),
+        mtp=reply(tps=10, predicted_ms=500.0, draft=draft(5, 5), **late),
+    )
+    assert (one.plain_tps, one.mtp_tps, one.speedup) == pytest.approx((10, 20, 2))
 
 
 def test_a_difference_in_text_reason_or_count_is_not_identical() -> None:
@@ -55,13 +61,52 @@ def test_the_object_has_the_promised_names_and_is_json() -> None:
     assert (figures["draft_n"], figures["draft_n_accepted"], figures["draft_rounds"]) == (30, 10, 10)
 
 
-def test_the_limit_uses_the_servers_cost_curve_where_it_has_one() -> None:
-    """Two tokens per round at 1.25 times a plain step can at best be 1.6 times as fast."""
+def timed(rounds: int = 5, **times: float) -> Draft:
+    """As `draft`, with counts per position 4, 1, 0 per 5 rounds and times of 30, 100 and 20 ms a round."""
+    counted = draft(rounds, rounds)
+    return msgspec.structs.replace(
+        counted,
+        draft_accepted_per_position=(4 * rounds // 5, rounds // 5, 0),
+        **{"draft_ms": 30.0 * rounds, "draft_verify_ms": 100.0 * rounds, "draft_overhead_ms": 20.0 * rounds}
+        | times,
+    )
+
+
+def test_the_run_itself_says_what_was_accepted_and_what_a_round_costs() -> None:
+    """Counters and times of the answers come before what the policy knows from other requests."""
+    pairs = [Pair(ChatPrompt("story", "?"), reply(tps=10), reply(tps=15, draft=timed())) for _ in range(3)]
+    figures = summary(pairs, POLICY, tokens=11)
+    assert figures["acceptance_per_position"] == [0.8, 0.2, 0.0]
+    assert figures["acceptance_conditional"] == [0.8, 0.25, 0.0]
+    assert figures["round_ms"] == {"plain_ms": 100, "draft_ms": 30, "verify_ms": 100, "overhead_ms": 20}
+    assert figures["drafter_share"] == 0.2
+    assert (figures["limit"], figures["limit_basis"], figures["limit_share"]) == (2.0, "rounds", 0.75)
+
+
+def test_acceptance_after_a_position_that_never_held_is_unknown() -> None:
+    """Nothing is divided by zero."""
+    assert conditional([0.5, 0.0, 0.0]) == [0.5, 0.0, None]
+
+
+def test_a_server_that_pads_plain_decode_is_also_compared_with_ordinary_decode() -> None:
+    """Where an ordinary step takes 90 of the padded step's 100 ms, 1.5 is worth 1.35."""
     curve = [{"rows": 1, "ms": 100.0}, {"rows": 4, "ms": 125.0}]
-    assert limit(2.0, POLICY | {"verify_cost": curve}) == Limit(1.6, "verify_cost")
-    assert limit(2.0, POLICY | {"verify_cost": curve[:1]}) == Limit(2.0, "flat_verify")
-    assert limit(2.0, POLICY) == Limit(2.0, "flat_verify")
-    assert limit(None, POLICY) is None
+    body = POLICY | {"verify_cost": curve, "plain_step_ms": 90.0}
+    figures = summary([pair()], body, tokens=11)
+    assert (figures["speedup_vs_ordinary_median"], figures["plain_scale"]) == (1.35, 0.9)
+    assert figures["verify_cost"] == curve
+    assert any("1.35" in line for line in verdict_lines(findings([pair()], body)))
+    assert summary([pair()], POLICY, tokens=11)["speedup_vs_ordinary_median"] is None
+
+
+def test_the_cost_table_shows_the_round_and_the_probe() -> None:
+    """Shares of the round, then one line per point of the curve."""
+    body = POLICY | {"verify_cost": [{"rows": 1, "ms": 100.0}], "plain_step_ms": 90.0}
+    found = findings([Pair(ChatPrompt("story", "?"), reply(), reply(draft=timed()))], body)
+    shown = {row[0].strip(): row[1:] for row in cost_table(found, body).rows}
+    assert shown["drafter"] == ("30.0", "20%")
+    assert shown["probe: forward of 1 row(s)"] == ("100.0", "")
+    assert [row[1] for row in acceptance_table(found).rows] == ["0.80", "0.20", "0.00"]
 
 
 def test_a_prompt_that_did_not_speculate_is_named() -> None:
@@ -86,7 +131,9 @@ def test_kinds_keep_their_order_and_show_a_broken_identity() -> None:
 
 def test_the_plot_has_a_bar_per_prompt() -> None:
     """Each bar carries its speed-up as text."""
-    svg = speedup_chart([pair(mtp=12), pair("code", mtp=30)], 2.1)
+    pairs = [pair(mtp=12), pair("code", mtp=30)]
+    svg = speedup_chart(pairs, findings(pairs, POLICY))
     assert svg.count(">1.20<") == 1
     assert svg.count(">3.00<") >= 1
     assert "median 2.10" in svg
+    assert "limit 2.00" in svg

@@ -128,6 +128,8 @@ def test_perfect_drafts_take_few_rounds(engine: Engine, speculating: Build) -> N
     draft = finish_of(run(speculating(drafter), item)["r"]).timings.draft
     assert draft is not None
     assert (draft.draft_rounds, draft.draft_n_accepted, draft.draft_n, draft.draft_kind) == (3, 9, 9, "mtp")
+    assert draft.draft_accepted_per_position == (3, 3, 3)
+    assert min(draft.draft_ms, draft.draft_verify_ms, draft.draft_overhead_ms) > 0
 
 
 @pytest.mark.parametrize("cut", [5, 6, 7, 8, 9])
@@ -268,6 +270,7 @@ def test_a_measured_request_reports_its_slices(engine: Engine, speculating: Buil
     (sample,) = fast.samples
     assert sample.rounds == finish.timings.draft.draft_rounds
     assert sample.accepted == sum(sample.accepted_per_position) == finish.timings.draft.draft_n_accepted
+    assert sample.accepted_per_position == finish.timings.draft.draft_accepted_per_position
     assert sample.emitted == sample.accepted + sample.rounds
     assert len(sample.slices) >= 3
     assert all(

@@ -158,8 +158,17 @@ def test_text_body() -> None:
 
 
 def test_speculation_shows_in_the_timings() -> None:
-    """Four more fields, absent when no verify round ran."""
-    draft = DraftTimings(draft_n=9, draft_n_accepted=6, draft_rounds=3, draft_kind="mtp")
+    """Counters and times of the rounds, absent when no verify round ran."""
+    draft = DraftTimings(
+        draft_n=9,
+        draft_n_accepted=6,
+        draft_rounds=3,
+        draft_kind="mtp",
+        draft_accepted_per_position=(3, 2, 1),
+        draft_ms=1.23456,
+        draft_verify_ms=5.0,
+        draft_overhead_ms=0.5,
+    )
     shown = timings_object(Timings(prompt_n=2, prompt_ms=4.0, predicted_n=2, predicted_ms=8.0, draft=draft))
     plain = json.loads(TIMINGS)
     assert {name: shown[name] for name in plain} == plain
@@ -168,6 +177,10 @@ def test_speculation_shows_in_the_timings() -> None:
         "draft_n_accepted": 6,
         "draft_rounds": 3,
         "draft_kind": "mtp",
+        "draft_accepted_per_position": (3, 2, 1),
+        "draft_ms": 1.235,
+        "draft_verify_ms": 5.0,
+        "draft_overhead_ms": 0.5,
     }
 
 
