@@ -5,7 +5,7 @@ original with the very same arguments. Knows no model family.
 """
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
@@ -19,11 +19,14 @@ from mlx import nn
 Kernel = Callable[..., Any]
 
 
-class RowViews(Protocol):
-    """Keys and values written by a verify forward, seen as each query row of a one-row decode sees them."""
+class BlockKeys(Protocol):
+    """Keys and values written by a verify forward, and the attention over them."""
 
-    def row_views(self, mask: Any) -> Sequence[tuple[mx.array, mx.array, mx.array | None]]:
-        """Per query row: keys, values and mask; `mask` is what the model passes to its attention."""
+    def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:
+        """What `kernel` would return for the arguments of `call`, evaluated in the cache's own way.
+
+        `call` maps the kernel's parameter names to what the model passed: queries [B, heads, L, D], its mask.
+        """
         ...
 
 
@@ -44,17 +47,17 @@ class BlockContext:
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        self._owners: dict[int, tuple[mx.array, RowViews]] = {}
+        self._owners: dict[int, tuple[mx.array, BlockKeys]] = {}
 
-    def own(self, keys: mx.array, rows: RowViews) -> None:
-        """Attention over this very array object is to be evaluated row by row.
+    def own(self, keys: mx.array, block: BlockKeys) -> None:
+        """Attention over this very array object is `block`'s to evaluate.
 
         The array is kept so that its identity cannot be reused; sharing layers find it as well.
         """
-        self._owners[id(keys)] = (keys, rows)
+        self._owners[id(keys)] = (keys, block)
 
-    def owner(self, keys: Any) -> RowViews | None:
-        """Who wrote `keys` in this forward, if it is to be evaluated row by row."""
+    def owner(self, keys: Any) -> BlockKeys | None:
+        """Who wrote `keys` in this forward, if it evaluates the attention over them."""
         entry = self._owners.get(id(keys))
         return None if entry is None else entry[1]
 
@@ -87,13 +90,7 @@ def _hooked_attention(original: Kernel) -> Kernel:
         owner = context.owner(keys) if context else None
         if owner is None:
             return original(queries, keys, *args, **kwargs)
-        call = parameters.bind(queries, keys, *args, **kwargs).arguments
-        views = owner.row_views(call["mask"])
-        outputs = [
-            original(**call | {"queries": queries[:, :, i : i + 1], "keys": k, "values": v, "mask": m})
-            for i, (k, v, m) in enumerate(views)
-        ]
-        return mx.concatenate(outputs, axis=2)
+        return owner.attend(original, parameters.bind(queries, keys, *args, **kwargs).arguments)
 
     return attention
 

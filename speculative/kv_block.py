@@ -11,7 +11,7 @@ from mlx_lm.models import cache as mlx_cache
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from msgspec import Struct
 
-from speculative.hooks import BlockContext
+from speculative.hooks import BlockContext, Kernel
 
 RowView = tuple[mx.array, mx.array, mx.array | None]
 
@@ -21,6 +21,15 @@ class RowMasks(Struct, frozen=True):
 
     window_size: int | None
     return_array: bool
+
+
+def _attend_by_row(views: Sequence[RowView], kernel: Kernel, call: dict[str, Any]) -> mx.array:
+    queries = call["queries"]
+    outputs = [
+        kernel(**call | {"queries": queries[:, :, i : i + 1], "keys": k, "values": v, "mask": m})
+        for i, (k, v, m) in enumerate(views)
+    ]
+    return mx.concatenate(outputs, axis=2)
 
 
 class TrimBlock:
@@ -61,6 +70,10 @@ class RowKVBlock:
         written: Any = self.base.update_and_fetch(keys, values)
         self._context.own(written[0], self)
         return written
+
+    def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:
+        """Every query row as a one-row decode evaluates it."""
+        return _attend_by_row(self.row_views(call["mask"]), kernel, call)
 
     def row_views(self, mask: RowMasks | None) -> Sequence[RowView]:
         """Row i sees everything up to itself, under the mask a one-row decode at its position makes."""
@@ -152,6 +165,10 @@ class RowRingBlock:
         all_keys, all_values = self._views[-1]
         self._context.own(all_keys, self)
         return all_keys, all_values
+
+    def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:
+        """Every query row as a one-row decode evaluates it."""
+        return _attend_by_row(self.row_views(call["mask"]), kernel, call)
 
     def row_views(self, mask: RowMasks | None) -> Sequence[RowView]:
         """Row i sees the ring after step i, under the mask a one-row decode makes before that step."""

@@ -90,7 +90,8 @@ def probe_steps(
         attempts.append(_not_run(DEFAULT, reason))
     else:
         starts = yield from _prefill(target, settings)
-        for selection in candidates(settings.block_size):
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        for selection in candidates(settings.block_size, on_cpu and target.attends_in_tiles):
             attempt = yield from _attempt(target, selection, starts, plain_caches)
             attempts.append(attempt)
             if not attempt.reason:

@@ -17,12 +17,26 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from msgspec import Struct
+
 from speculative.hooks import BlockContext
 from speculative.kv_block import RingBlock, RowKVBlock, RowRingBlock, TrimBlock
 from speculative.recurrent_block import RecurrentBlock
+from speculative.tiled_attention import TileKVBlock
 
-AttentionRows = Literal["block", "row"]
+AttentionMode = Literal["block", "row", "tile"]
 REWINDABLE = (KVCache, RotatingKVCache, ArraysCache, CacheList, QuantizedKVCache)
+
+
+class Attention(Struct, frozen=True):
+    """How the rows of a block are attended to.
+
+    "block" as mlx-lm does it, "row" as that many one-row decodes, "tile" in tiles of `tile` rows, which a
+    single step uses as well.
+    """
+
+    mode: AttentionMode = "block"
+    tile: int = 0
 
 
 class CacheBlock(Protocol):
@@ -58,16 +72,18 @@ def why_not_rewindable(caches: Sequence[Any]) -> str | None:
     return None
 
 
-def _open(cache: Any, rows: int, attention: AttentionRows, context: BlockContext) -> CacheBlock:
+def _open(cache: Any, rows: int, attention: Attention, context: BlockContext) -> CacheBlock:
     match cache:
         case CacheList():
             return ListBlock([_open(member, rows, attention, context) for member in cache.caches])
         case ArraysCache():
             return RecurrentBlock(cache, rows, context)
         case RotatingKVCache():
-            return RowRingBlock(cache, context) if attention == "row" else RingBlock(cache)
-        case KVCache() if attention == "row":
+            return RowRingBlock(cache, context) if attention.mode == "row" else RingBlock(cache)
+        case KVCache() if attention.mode == "row":
             return RowKVBlock(cache, context)
+        case KVCache() if attention.mode == "tile":
+            return TileKVBlock(cache, attention.tile, context)
         case _:
             return TrimBlock(cache)
 
@@ -75,7 +91,7 @@ def _open(cache: Any, rows: int, attention: AttentionRows, context: BlockContext
 class OpenBlock:
     """All caches of a sequence during one verify forward of `rows` rows; ends with one `keep`."""
 
-    def __init__(self, caches: Sequence[Any], rows: int, attention: AttentionRows) -> None:
+    def __init__(self, caches: Sequence[Any], rows: int, attention: Attention) -> None:
         if reason := why_not_rewindable(caches):
             raise ValueError(reason)
         self.rows = rows

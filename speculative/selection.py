@@ -11,7 +11,7 @@ from mlx import nn
 from mlx.utils import tree_map
 from msgspec import Struct
 
-from speculative.rollback import AttentionRows
+from speculative.rollback import Attention, AttentionMode
 from speculative.target import Target
 from speculative.tiling import tiled
 
@@ -21,17 +21,19 @@ SelectionName = Literal["default", "narrow", "row_invariant"]
 class Selection(Struct, frozen=True, kw_only=True):
     """One way to evaluate a model.
 
-    `attention` "row" evaluates every query row of a verify forward as a one-row decode; `tile` pads the input
-    of linear layers to that many rows (0: as they come).
+    `attention` is how a verify forward attends (see `rollback.Attention`); `tile` pads the input of linear
+    layers, and the queries of attention "tile", to that many rows (0: as they come).
     """
 
     name: SelectionName
-    attention: AttentionRows = "block"
+    attention: AttentionMode = "block"
     tile: int = 0
 
     def describe(self) -> str:
         """One phrase for logs and fingerprints, for example `row_invariant (tile 4)`."""
-        return f"{self.name} (tile {self.tile})" if self.tile else self.name
+        parts = [f"tile {self.tile}"] if self.tile else []
+        parts += ["attention in tiles"] if self.attention == "tile" else []
+        return f"{self.name} ({', '.join(parts)})" if parts else self.name
 
 
 DEFAULT = Selection(name="default")
@@ -45,15 +47,19 @@ def why_unavailable(selection: Selection) -> str | None:
     return None
 
 
-def candidates(block_size: int) -> tuple[Selection, ...]:
+def candidates(block_size: int, attends_in_tiles: bool = False) -> tuple[Selection, ...]:
     """The selections worth trying for blocks of `block_size` rows, cheapest first.
 
-    Row-wise attention alone comes before tiles: where the matrix kernels are already row-invariant it costs
-    nothing else. Tiles of 4 rows split evenly on the BLAS micro-kernels where a tile of K rows does not.
+    Attention in tiles costs a verify forward next to nothing; it comes first where the target
+    `attends_in_tiles` (and no fused attention kernel would be given up for it). Row-wise attention alone
+    comes before that with tiles: where the matrix kernels are already row-invariant it costs nothing else.
+    Tiles of 4 rows split evenly on the BLAS micro-kernels where a tile of K rows does not.
     """
-    tiles = dict.fromkeys((0, block_size, -(-block_size // 4) * 4))
+    even = -(-block_size // 4) * 4
+    in_tiles = (Selection(name="row_invariant", attention="tile", tile=even),) if attends_in_tiles else ()
+    tiles = dict.fromkeys((0, block_size, even))
     rows = tuple(Selection(name="row_invariant", attention="row", tile=tile) for tile in tiles)
-    return (DEFAULT, NARROW, *rows)
+    return (DEFAULT, NARROW, *in_tiles, *rows)
 
 
 class AppliedSelection:
@@ -69,7 +75,7 @@ class AppliedSelection:
         self._target = target
         self._layers = target.model.leaf_modules()
         target.selected = True
-        target.attention = selection.attention
+        target.attention = Attention(selection.attention, selection.tile)
         if selection.tile:
             self._replace(tree_map(lambda m: tiled(m, selection.tile), self._layers, is_leaf=_is_module))
 
@@ -78,7 +84,7 @@ class AppliedSelection:
         if self._target.selected and self._layers:
             self._replace(self._layers)
         self._layers = {}
-        self._target.attention = "block"
+        self._target.attention = Attention()
         self._target.selected = False
 
     def _replace(self, layers: dict) -> None:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.gemma4_text import logit_softcap
 
 from speculative.hooks import block_forward, install_hooks
-from speculative.rollback import AttentionRows, OpenBlock
-from speculative.rowwise_latent import install_rowwise_latent
+from speculative.rollback import Attention, OpenBlock
+from speculative.rowwise_latent import RowwiseLatentAttention, install_rowwise_latent
 from speculative.taps import Collected, install_taps
 
 
@@ -29,6 +29,10 @@ class Forward(NamedTuple):
     logits: mx.array
 
 
+def _are_plain(caches: Sequence[Any]) -> bool:
+    return all(type(cache) is KVCache for cache in caches)
+
+
 def _text_model(model: Any) -> Any:
     """The part holding inner model and output head: multimodal wrappers keep it in `language_model`."""
     return getattr(model, "language_model", model)
@@ -37,8 +41,7 @@ def _text_model(model: Any) -> Any:
 class Target:
     """An mlx-lm model with its final hidden tapped.
 
-    `attention` says how a block of rows is evaluated ("row": as many one-row decodes);
-    `speculative.selection` sets it together with the linear layers.
+    `attention` says how rows are attended to; `speculative.selection` sets it together with the linear layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,7 +51,7 @@ class Target:
         self._inner: Any = getattr(self._text, "model", None)
         if not hasattr(self._inner, "embed_tokens"):
             raise ValueError(f"model type {self.model_type!r} has no inner model with embed_tokens to tap")
-        self.attention: AttentionRows = "block"
+        self.attention = Attention()
         self.selected = False
         self._taps: tuple[int, ...] = ()
         install_hooks(model)
@@ -127,11 +130,22 @@ class Target:
 
     def forward(self, tokens: mx.array, caches: Sequence[Any]) -> Forward:
         """Runs int tokens [B, L] through the model, advancing the caches."""
+        if self.attention.mode == "tile" and tokens.size == 1 and _are_plain(caches):
+            block = self.open_block(caches, 1)
+            stepped = self.verify(tokens, block)
+            block.keep(1)
+            return stepped
         with Collected() as collected:
             hidden = self._inner(tokens, cache=list(caches))
         outputs = collected.outputs | {len(self.layers): hidden}
         features = mx.concatenate([outputs[i] for i in self._taps], axis=-1) if self._taps else hidden
         return Forward(hidden, features, self.logits(hidden))
+
+    @property
+    def attends_in_tiles(self) -> bool:
+        """Whether attention "tile" can evaluate this model: nothing but mlx-lm's own keys and values."""
+        latent = any(isinstance(module, RowwiseLatentAttention) for module in self.model.modules())
+        return _are_plain(self.make_cache()) and not latent
 
     def open_block(self, caches: Sequence[Any], rows: int) -> OpenBlock:
         """Readies the caches of one sequence for a forward of `rows` rows that will be partly kept."""

@@ -1,0 +1,121 @@
+"""Attention in tiles of one shape, so that decode and verify multiply the same matrices in the same kernels.
+
+Queries are padded to a fixed number of rows, keys and values to a whole number of pages of the cache's own
+buffer, and a mask hides what a row may not see. A row's bytes then depend neither on how many rows it comes
+with nor on its place among them. Knows mlx-lm's KVCache and its buffers, nothing about models or rounds.
+"""
+
+from itertools import groupby
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from speculative.hooks import BlockContext, Kernel
+
+# Keys per page. A multiple of every BLAS micro-kernel's width, so that no row falls into a kernel's tail.
+PAGE = 64
+
+
+class TileMasks:
+    """The masks of one forward, shared by all layers; `window` is how many keys a row sees, None for all."""
+
+    def __init__(self, start: int, tile: int, window: int | None) -> None:
+        self._start = start
+        self._tile = tile
+        self._window = window
+        self._made: dict[tuple[int, int], mx.array] = {}
+
+    def visible(self, first: int, keys: int) -> mx.array:
+        """Bool [tile, keys]: what row `first` of the block and those after it see."""
+        mask = self._made.get((first, keys))
+        if mask is None:
+            start = self._start + first
+            rows, columns = mx.arange(start, start + self._tile)[:, None], mx.arange(keys)[None]
+            mask = columns <= rows
+            if self._window is not None:
+                mask = mask & (columns > rows - self._window)
+            self._made[first, keys] = mask
+        return mask
+
+
+class TileKVBlock:
+    """A KVCache attended to in tiles, by a block of up to `tile` rows or by a single step."""
+
+    def __init__(self, base: KVCache, tile: int, context: BlockContext) -> None:
+        self.base = base
+        self.view = self
+        self._tile = tile
+        self._context = context
+        self._start = base.offset
+        self._rows = 0
+
+    @property
+    def offset(self) -> int:
+        """Position of the next row, as the model's rope reads it."""
+        return self.base.offset
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> TileMasks:
+        """The masks of a block of `n` rows."""
+        return TileMasks(self._start, self._tile, window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Appends [1, heads, L, D] rows; attention over the returned arrays is evaluated in tiles."""
+        self._rows = keys.shape[2]
+        self._make_room(_pages_up(self._start + self._rows), keys, values)
+        written: Any = self.base.update_and_fetch(keys, values)
+        self._context.own(written[0], self)
+        return written
+
+    def _make_room(self, wanted: int, keys: mx.array, values: mx.array) -> None:
+        """Grows the buffers to whole steps where pages would reach beyond them."""
+        base: Any = self.base
+        held = 0 if base.keys is None else base.keys.shape[2]
+        if held >= wanted:
+            return
+        size = -(-wanted // base.step) * base.step
+
+        def grown(buffer: mx.array | None, rows: mx.array) -> mx.array:
+            shape = (*rows.shape[:2], size - held, rows.shape[3])
+            room = mx.zeros(shape, dtype=rows.dtype)
+            return room if buffer is None else mx.concatenate([buffer, room], axis=2)
+
+        base.keys, base.values = grown(base.keys, keys), grown(base.values, values)
+
+    def attend(self, _kernel: Kernel, call: dict[str, Any]) -> mx.array:
+        """Attention of the block's queries [1, heads, L, D] over what this cache holds.
+
+        Raises ValueError for attention sinks and for masks of the model's own, which tiles do not know.
+        """
+        masks = call["mask"]
+        if call.get("sinks") is not None or not isinstance(masks, TileMasks):
+            raise ValueError("attention with sinks or a mask of the model's own is not evaluated in tiles")
+        queries = call["queries"] * call["scale"]
+        groups = groupby(range(self._rows), key=lambda row: _pages_up(self._start + row + 1))
+        outputs: list[mx.array] = []
+        for keys, rows in groups:
+            first, *_ = members = list(rows)
+            part = queries[:, :, first : first + len(members)]
+            outputs.append(self._tiled(part, keys, masks.visible(first, keys)))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
+
+    def _tiled(self, queries: mx.array, length: int, visible: mx.array) -> mx.array:
+        """Scaled queries [1, heads, rows, D] over the first `length` keys."""
+        base: Any = self.base
+        keys, values = base.keys[..., :length, :], base.values[..., :length, :]
+        _, heads, rows, _ = queries.shape
+        kv_heads, tile = keys.shape[1], self._tile
+        padded = mx.pad(queries, [(0, 0), (0, 0), (0, tile - rows), (0, 0)])
+        padded = padded.reshape(1, kv_heads, heads // kv_heads * tile, -1)
+        scores = (padded @ keys.swapaxes(-1, -2)).reshape(1, kv_heads, -1, tile, length)
+        scores = mx.where(visible, scores, mx.finfo(scores.dtype).min)
+        weights = mx.softmax(scores, axis=-1, precise=True).reshape(1, kv_heads, -1, length)
+        return (weights @ values).reshape(1, heads, tile, -1)[:, :, :rows]
+
+    def keep(self, rows: int) -> None:
+        """Forgets every row of the block after the first `rows`."""
+        self.base.trim(self.base.offset - self._start - rows)
+
+
+def _pages_up(length: int) -> int:
+    return -(-length // PAGE) * PAGE
