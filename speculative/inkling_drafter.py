@@ -16,7 +16,7 @@ from speculative.hooks import block_forward
 from speculative.inkling_head import InklingHead, load_inkling_head
 from speculative.inkling_model import ModelArgs
 from speculative.inkling_state import InklingState
-from speculative.rollback import OpenBlock
+from speculative.rollback import Attention, OpenBlock
 from speculative.target import Target
 
 # Depths that nobody asks for are brought up to date once this many rows wait for them.
@@ -119,7 +119,7 @@ class InklingDrafter:
         length = rows.shape[1]
         embeddings = self._bound().inner.embed(tokens[:, -length:])
         confirmed = max(0, length - depth)
-        block = OpenBlock([state.cache(depth)], length, "block")
+        block = OpenBlock([state.cache(depth)], length, Attention())
         with block_forward(block.context):
             out = self._head.depths[depth](embeddings, self._head.chained(rows), block.views[0])
         block.keep(confirmed)

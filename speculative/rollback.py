@@ -16,7 +16,6 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
-
 from msgspec import Struct
 
 from speculative.hooks import BlockContext

@@ -41,7 +41,7 @@ def _text_model(model: Any) -> Any:
 class Target:
     """An mlx-lm model with its final hidden tapped.
 
-    `attention` says how rows are attended to; `speculative.selection` sets it together with the linear layers.
+    `attention` says how rows are attended to; `speculative.selection` sets it along with the linear layers.
     """
 
     def __init__(self, model: nn.Module) -> None:

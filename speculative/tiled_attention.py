@@ -102,15 +102,14 @@ class TileKVBlock:
     def _tiled(self, queries: mx.array, length: int, visible: mx.array) -> mx.array:
         """Scaled queries [1, heads, rows, D] over the first `length` keys."""
         base: Any = self.base
-        keys, values = base.keys[..., :length, :], base.values[..., :length, :]
-        _, heads, rows, _ = queries.shape
-        kv_heads, tile = keys.shape[1], self._tile
-        padded = mx.pad(queries, [(0, 0), (0, 0), (0, tile - rows), (0, 0)])
-        padded = padded.reshape(1, kv_heads, heads // kv_heads * tile, -1)
-        scores = (padded @ keys.swapaxes(-1, -2)).reshape(1, kv_heads, -1, tile, length)
-        scores = mx.where(visible, scores, mx.finfo(scores.dtype).min)
-        weights = mx.softmax(scores, axis=-1, precise=True).reshape(1, kv_heads, -1, length)
-        return (weights @ values).reshape(1, heads, tile, -1)[:, :, :rows]
+        keys, values = base.keys[:, :, None, :length], base.values[:, :, None, :length]
+        _, heads, rows, size = queries.shape
+        padded = mx.pad(queries, [(0, 0), (0, 0), (0, self._tile - rows), (0, 0)])
+        # One product per query head: folding heads that share keys into one would leave kernel tails.
+        padded = padded.reshape(1, keys.shape[1], -1, self._tile, size)
+        scores = mx.where(visible, padded @ keys.swapaxes(-1, -2), mx.finfo(padded.dtype).min)
+        out = mx.softmax(scores, axis=-1, precise=True) @ values
+        return out.reshape(1, heads, self._tile, -1)[:, :, :rows]
 
     def keep(self, rows: int) -> None:
         """Forgets every row of the block after the first `rows`."""

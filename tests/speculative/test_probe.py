@@ -45,7 +45,7 @@ def test_row_attention_is_chosen_where_only_attention_differs(family: str) -> No
 def test_a_tile_is_chosen_where_matrix_kernels_differ() -> None:
     """Kernels that depend on the row count are made equal by padding to the block size."""
     result = run_probe(shape_dependent_target(), SETTINGS)
-    assert chosen(result) == (True, "row_invariant (tile 4)")
+    assert chosen(result) == (True, "row_invariant (tile 4, attention in tiles)")
 
 
 def test_nothing_is_chosen_where_nothing_helps() -> None:
@@ -57,7 +57,7 @@ def test_nothing_is_chosen_where_nothing_helps() -> None:
     result = run_probe(target, SETTINGS)
     assert chosen(result) == (False, "default")
     assert re.fullmatch(SENTENCE, result.detail)
-    assert len(result.attempts) == 4
+    assert len(result.attempts) == 5
 
 
 def test_chain_is_what_the_server_does_plainly() -> None:
