@@ -82,7 +82,7 @@ class TileKVBlock:
 
         base.keys, base.values = grown(base.keys, keys), grown(base.values, values)
 
-    def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:  # noqa: ARG002 - has its own kernel
+    def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:
         """Attention of the block's queries [1, heads, L, D] over what this cache holds.
 
         Raises ValueError for attention sinks and for masks of the model's own, which tiles do not know.
