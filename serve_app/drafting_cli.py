@@ -54,6 +54,9 @@ def fit_drafter(
     text: Annotated[
         list[Path] | None, typer.Option(help="More prompts, one a line; repeat for more.")
     ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Packed corpus (.npz) to use instead of asking the model.")
+    ] = None,
 ) -> None:
     """Fit an MTP head to a model that has none, on the model's own answers."""
     config = EngineConfig(model=model, draft_model="none")
@@ -83,13 +86,15 @@ def fit_drafter(
             answer_tokens=answer_tokens,
             seed=seed,
         )
+        if corpus is not None and not corpus.is_file():
+            raise ValueError(f"--corpus {corpus} is no file; give a corpus.npz, or leave it out")
         prompts = tuple(line for file in text or [] for line in file.read_text().splitlines() if line.strip())
         loaded = load(config, blas, lambda said: typer.echo(f"  {said} ...", err=True))
     except (ValueError, OSError, ModelLoadError) as error:
         typer.echo(f"mtp-serve: {error}", err=True)
         raise typer.Exit(2) from error
     tokenizer = load_tokenizer(loaded.card.tokenizer_files)
-    report = fit(wanted, loaded.model, tokenizer, out, _show, user_prompts=prompts)
+    report = fit(wanted, loaded.model, tokenizer, out, _show, user_prompts=prompts, packed_corpus=corpus)
     command = " ".join(["mtp-serve", *sys.argv[1:]])
     licence = f"The head is fitted on the output of {model}; that model's licence applies."
     (out / "RECIPE.md").write_text(recipe(report, wanted, command, model, licence))

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from speculative.fitting.acceptance import Acceptance, measure
+from speculative.fitting.archive import unpack_corpus
 from speculative.fitting.config import FitConfig
 from speculative.fitting.corpus import fitting_prompts, held_out_prompts
 from speculative.fitting.data import Example, draft_vocabulary, load_examples
@@ -50,12 +51,14 @@ def fit(
     progress: Callable[[Progress], None],
     *,
     user_prompts: tuple[str, ...] = (),
+    packed_corpus: Path | None = None,
 ) -> FitReport:
     """Fit a generic head to a loaded llama-type target and write it into `folder`.
 
     `tokenizer` has a chat template and `eos_token_id` (Hugging Face's, or mlx-lm's wrapper). `user_prompts`
-    are asked before the built-in ones. `folder/work` keeps corpus and checkpoints; a second call with the
-    same configuration goes on from them.
+    are asked before the built-in ones; with `packed_corpus`, a file of `archive.pack_corpus`, nothing is
+    asked and that corpus is used. `folder/work` keeps corpus and checkpoints; a second call with the same
+    configuration goes on from them.
 
     Raises ValueError when the configuration does not fit the target.
     """
@@ -66,7 +69,11 @@ def fit(
         raise ValueError(f"train.tap_layers is {config.train.tap_layers}; it must ascend and end in {layers}")
     work = folder / "work"
     recording = replace(config, generate=replace(config.generate, tap_layers=recorded))
-    _corpora(recording, model, tokenizer, work, progress, user_prompts=user_prompts)
+    if packed_corpus is not None:
+        unpack_corpus(packed_corpus, model, recorded, work / "corpus", _shards(progress))
+    else:
+        _answers(recording, model, tokenizer, work, progress, user_prompts=user_prompts)
+    _held_out_answers(recording, model, tokenizer, work, progress)
     examples = load_examples(work / "corpus", recorded, kept)
     held_out = load_examples(work / "held-out", recorded, kept)
     vocab = draft_vocabulary(
@@ -93,6 +100,7 @@ def fit(
     return FitReport(
         answer_tokens=sum(_answer(e).size for e in examples),
         examples=len(examples),
+        sampled_share=sum(not e.greedy for e in examples) / len(examples),
         held_out_examples=len(held_out),
         coverage=float(np.isin(np.concatenate([_answer(e) for e in held_out]), vocab).mean()),
         by_kind=by_kind,
@@ -100,7 +108,7 @@ def fit(
     )
 
 
-def _corpora(
+def _answers(
     config: FitConfig,
     model: Any,
     tokenizer: Any,
@@ -119,9 +127,25 @@ def _corpora(
         folder=work / "corpus",
         progress=_tokens_wanted(config, progress),
     )
+
+
+def _held_out_answers(
+    config: FitConfig, model: Any, tokenizer: Any, work: Path, progress: Callable[[Progress], None]
+) -> None:
+    stop = frozenset({int(tokenizer.eos_token_id)})
     greedy = replace(config.generate, sampled_share=0.0)
     asked = batches(greedy, tokenizer, held_out_prompts(config.seed, config.held_out_per_kind))
     generate(greedy, model, stop, asked, folder=work / "held-out", progress=_all_wanted(asked, progress))
+
+
+def _shards(progress: Callable[[Progress], None]) -> Callable[[int, int], None]:
+    started = time.perf_counter()
+
+    def report(done: int, amount: int) -> None:
+        left = (time.perf_counter() - started) / done * (amount - done)
+        progress(Progress(phase="corpus", done=done, amount=amount, seconds_left=left, remark="shards"))
+
+    return report
 
 
 def _tokens_wanted(config: FitConfig, progress: Callable[[Progress], None]) -> Callable[[Decoded], bool]:

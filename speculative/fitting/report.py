@@ -20,10 +20,15 @@ class CurvePoint(Struct, frozen=True, kw_only=True):
 
 
 class FitReport(Struct, frozen=True, kw_only=True):
-    """Result of a run; `coverage` is the share of held-out answer tokens in the draft list."""
+    """Result of a run.
+
+    `sampled_share` is the share of the examples that were sampled, `coverage` the share of held-out answer
+    tokens in the draft list.
+    """
 
     answer_tokens: int
     examples: int
+    sampled_share: float
     held_out_examples: int
     coverage: float
     by_kind: dict[str, Acceptance]
@@ -52,7 +57,7 @@ def recipe(report: FitReport, config: FitConfig, command: str, target: str, lice
         f"- {train.num_layers} decoder layer(s), taps {list(train.tap_layers) or 'final hidden only'}, "
         f"draft list of {train.draft_vocab_size or 'all'} tokens, {report.coverage:.3f} of held-out tokens",
         f"- corpus: {report.examples} answers, {report.answer_tokens} tokens, "
-        f"{config.generate.sampled_share:.0%} sampled at T={config.generate.temperature}, the others greedy",
+        f"{report.sampled_share:.0%} of them sampled, the others greedy",
         f"- training: {train.steps} steps of about {train.batch_tokens} slots, AdamW "
         f"{train.learning_rate:g}, depth shares {list(train.depth_shares)}, seed {train.seed}",
         "",

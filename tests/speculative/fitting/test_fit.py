@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from msgspec.structs import replace
 
 from speculative.fitting.config import FitConfig, TrainConfig
 from speculative.fitting.data import Example, draft_vocabulary
@@ -58,6 +59,27 @@ def test_a_run_writes_a_head_that_loads(model: Any, tokenizer: Any, tmp_path: Pa
     again = fit(config, model, tokenizer, tmp_path, seen.append)
     assert again.by_kind == report.by_kind
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("shard-*")} == shards
+
+
+def test_a_packed_corpus_takes_the_place_of_asking(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A run on a packed corpus learns from exactly its answers and decodes none of its own."""
+    from speculative.fitting.archive import pack_corpus
+
+    config = FitConfig(
+        generate=GenerateConfig(batch_size=8, max_answer_tokens=6, sampled_share=1.0),
+        train=settings(),
+        answer_tokens=60,
+        held_out_per_kind=1,
+    )
+    first = fit(config, model, tokenizer, tmp_path / "a", lambda _: None)
+    pack_corpus(tmp_path / "a" / "work" / "corpus", tmp_path / "corpus.npz")
+    seen: list[Progress] = []
+    unlimited = replace(config, answer_tokens=10**6)
+    packed = tmp_path / "corpus.npz"
+    again = fit(unlimited, model, tokenizer, tmp_path / "b", seen.append, packed_corpus=packed)
+    assert (again.examples, again.answer_tokens) == (first.examples, first.answer_tokens)
+    assert again.sampled_share == first.sampled_share == 1.0
+    assert [p.remark for p in seen if p.phase == "corpus"][-1] == "shards"
 
 
 def test_answers_are_the_targets_greedy_continuation(model: Any, tokenizer: Any, tmp_path: Path) -> None:
