@@ -40,7 +40,7 @@ class TileMasks:
 
 
 class TileKVBlock:
-    """A KVCache attended to in tiles, by a block of up to `tile` rows or by a single step."""
+    """A KVCache attended to in tiles of `tile` rows, by a block or by a single step."""
 
     def __init__(self, base: KVCache, tile: int, context: BlockContext) -> None:
         self.base = base
@@ -91,9 +91,12 @@ class TileKVBlock:
         if call.get("sinks") is not None or not isinstance(masks, TileMasks):
             raise ValueError("attention with sinks or a mask of the model's own is not evaluated in tiles")
         queries = call["queries"] * call["scale"]
-        groups = groupby(range(self._rows), key=lambda row: _pages_up(self._start + row + 1))
+
+        def tile_of(row: int) -> tuple[int, int]:
+            return _pages_up(self._start + row + 1), row // self._tile
+
         outputs: list[mx.array] = []
-        for keys, rows in groups:
+        for (keys, _), rows in groupby(range(self._rows), key=tile_of):
             first, *_ = members = list(rows)
             part = queries[:, :, first : first + len(members)]
             outputs.append(self._tiled(part, keys, masks.visible(first, keys)))

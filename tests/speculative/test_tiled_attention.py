@@ -41,7 +41,7 @@ def reference(queries: mx.array, keys: mx.array, values: mx.array, window: int |
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize("length", [1, 7, PAGE - 2, PAGE - 1, PAGE, 2 * PAGE - 3])
 def test_values_are_those_of_attention(length: int, rows: int, window: int | None) -> None:
     """Pages, padding and masks are invisible, also where a block crosses a page and under a window."""
