@@ -5,7 +5,7 @@ about a failure is decided elsewhere.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,13 +20,22 @@ from speculative.verify_cost import VerifyCost, measure_rows
 # Readies a sequence's caches for the kind of decode the server does without speculation.
 PlainCaches = Callable[[list[Any]], list[Any]]
 
+# Row counts that are only to be looked at, not served, are timed less often.
+_GLANCE_REPEATS = 2
+
 
 class ProbeSettings(Struct, frozen=True, kw_only=True):
-    """What to compare: `context_length` bounds contexts, in tokens; `repeats` are timings per row count."""
+    """What to compare: `context_length` bounds contexts, in tokens; `repeats` are timings per row count.
+
+    `other_sizes` are further block sizes to be compared once a selection is exact for `block_size`. The cost
+    of a verify is measured up to `cost_rows` rows, blocks permitting more if they are larger.
+    """
 
     block_size: int
     context_length: int
+    other_sizes: tuple[int, ...] = ()
     draws: int = 3
+    cost_rows: int = 8
     prefill_chunk: int = 256
     repeats: int = 5
 
@@ -46,7 +55,8 @@ class ProbeResult(Struct, frozen=True, kw_only=True):
     """The probe's answer, ready to be stored.
 
     `selection` is the first exact one, or the default selection when none is; then `detail` says how that one
-    differed. `verify_cost` was measured under `selection`, except for `plain_ms`.
+    differed. `verify_cost` was measured under `selection`, except for `plain_ms`. `exact_sizes` are the block
+    sizes that were compared after every context and never differed under `selection`, ascending.
     """
 
     exact: bool
@@ -55,13 +65,15 @@ class ProbeResult(Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
     verify_cost: VerifyCost
     duration_ms: float
+    exact_sizes: tuple[int, ...] = ()
 
 
 class _Start(Struct, frozen=True):
-    """The caches after a context, and the block that follows."""
+    """The caches after a context of `length` tokens, and the rows that may follow."""
 
     caches: list[Any]
     block: tuple[int, ...]
+    length: int
 
 
 def run_probe(target: Target, settings: ProbeSettings, plain_caches: PlainCaches = list) -> ProbeResult:
@@ -92,11 +104,14 @@ def probe_steps(
         starts = yield from _prefill(target, settings)
         on_cpu = mx.default_device().type == mx.DeviceType.cpu
         for selection in candidates(settings.block_size, on_cpu and target.attends_in_tiles):
-            attempt = yield from _attempt(target, selection, starts, plain_caches)
+            attempt = yield from _attempt(target, selection, starts, settings.block_size, plain_caches)
             attempts.append(attempt)
             if not attempt.reason:
                 exact = selection
                 break
+    sizes: tuple[int, ...] = ()
+    if exact:
+        sizes = yield from _exact_sizes(target, exact, starts, settings, plain_caches)
     measured = exact or (DEFAULT if attempts[0].ran else None)
     cost = VerifyCost(plain_ms=0.0, rows_ms=())
     if measured:
@@ -108,6 +123,7 @@ def probe_steps(
         attempts=tuple(attempts),
         verify_cost=cost,
         duration_ms=(time.perf_counter() - begin) * 1e3,
+        exact_sizes=sizes,
     )
 
 
@@ -128,58 +144,89 @@ def _why_not_runnable(target: Target, settings: ProbeSettings) -> str | None:
 
 def _prefill(target: Target, settings: ProbeSettings) -> Generator[None, None, list[_Start]]:
     """Every context of every draw, each draw's prompt prefilled once; shortest contexts first."""
-    lengths = edge_lengths(target.make_cache(), settings.block_size, settings.context_length)
-    starts: list[tuple[int, _Start]] = []
-    for draw in draws(settings.draws, lengths, settings.block_size, target.vocab_size):
-        starts += yield from _prefill_draw(target, draw, settings.prefill_chunk)
-    starts.sort(key=lambda item: item[0])
-    return [start for _, start in starts]
+    caches, limit = target.make_cache(), settings.context_length
+    sizes = (settings.block_size, *settings.other_sizes)
+    # Where a block straddles an edge depends on its size.
+    lengths = {length for size in sizes for length in edge_lengths(caches, size, limit)}
+    rows = max(*sizes, settings.cost_rows)
+    starts: list[_Start] = []
+    for draw in draws(settings.draws, tuple(sorted(lengths)), rows, target.vocab_size):
+        starts += yield from _prefill_draw(target, draw, settings)
+    return sorted(starts, key=lambda start: start.length)
 
 
-def _prefill_draw(target: Target, draw: Draw, chunk: int) -> Generator[None, None, list[tuple[int, _Start]]]:
+def _prefill_draw(target: Target, draw: Draw, settings: ProbeSettings) -> Generator[None, None, list[_Start]]:
     caches, done = target.make_cache(), 0
-    starts: list[tuple[int, _Start]] = []
+    starts: list[_Start] = []
     for length in draw.lengths:
         while done < length:
-            end = min(length, done + chunk)
+            end = min(length, done + settings.prefill_chunk)
             mx.eval(target.forward(mx.array([draw.prompt[done:end]]), caches).hidden)
             done = end
             yield
-        starts.append((length, _Start(clone_caches(caches), draw.block)))
+        block = draw.block[: settings.context_length - length]
+        starts.append(_Start(clone_caches(caches), block, length))
     return starts
 
 
 def _attempt(
-    target: Target, selection: Selection, starts: Sequence[_Start], plain_caches: PlainCaches
+    target: Target,
+    selection: Selection,
+    starts: Sequence[_Start],
+    block_size: int,
+    plain_caches: PlainCaches,
 ) -> Generator[None, None, Attempt]:
     if reason := why_unavailable(selection):
         return Attempt(selection=selection, reason=reason, ran=False)
     with selected(target, selection):
         for index, start in enumerate(starts):
+            # Blocks shorter than K occur when little is left to draft; once is enough to compare them.
+            smallest = 2 if index == 0 else block_size
             try:
-                # Blocks shorter than K occur when little is left to draft; once is enough to compare them.
-                reason = yield from _compare(target, start, plain_caches, every_size=index == 0)
+                differing = yield from _compare(
+                    target, start, range(block_size, smallest - 1, -1), plain_caches
+                )
             except (ValueError, TypeError, AttributeError) as error:
                 # A model that cannot be evaluated this way is not exact this way.
                 return _not_run(selection, error)
-            if reason:
-                return Attempt(selection=selection, reason=reason)
+            if differing:
+                return Attempt(selection=selection, reason=next(iter(differing.values())))
     return Attempt(selection=selection)
 
 
+def _exact_sizes(
+    target: Target,
+    selection: Selection,
+    starts: Sequence[_Start],
+    settings: ProbeSettings,
+    plain_caches: PlainCaches,
+) -> Generator[None, None, tuple[int, ...]]:
+    """The block sizes that are exact after every context; kernels may change at any number of rows."""
+    # The shortest context leaves most room: what does not fit there is compared nowhere.
+    left = {size for size in settings.other_sizes if 2 <= size <= len(starts[0].block)}
+    left = {size for size in left if size != settings.block_size and size <= selection.max_rows}
+    with selected(target, selection):
+        for start in starts:
+            if left:
+                differing = yield from _compare(target, start, sorted(left), plain_caches)
+                left -= set(differing)
+    return tuple(sorted(left | {settings.block_size}))
+
+
 def _compare(
-    target: Target, start: _Start, plain_caches: PlainCaches, every_size: bool
-) -> Generator[None, None, str]:
-    """Why block and chain differ after one context, or an empty string."""
+    target: Target, start: _Start, sizes: Iterable[int], plain_caches: PlainCaches
+) -> Generator[None, None, dict[int, str]]:
+    """Which blocks differ from the chain after one context, and why; what has no room is left out."""
+    fitting = [size for size in sizes if size <= len(start.block)]
     caches, rows = plain_caches(clone_caches(start.caches)), []
-    for token in start.block:
+    for token in start.block[: max(fitting, default=0)]:
         row = target.forward(mx.array([[token]]), caches).logits[0]
         mx.eval(row)
         rows.append(row)
         yield
-    chain = mx.concatenate(rows)
-    sizes = range(len(start.block), 1, -1) if every_size else (len(start.block),)
-    for size in sizes:
+    differing: dict[int, str] = {}
+    for size in fitting:
+        chain = mx.concatenate(rows[:size])
         caches = clone_caches(start.caches)
         block = target.open_block(caches, size)
         logits = target.verify(mx.array([start.block[:size]]), block).logits[0]
@@ -188,8 +235,8 @@ def _compare(
         reason = _block_difference(logits, chain) or _rewind_difference(after, chain[1:2])
         yield
         if reason:
-            return reason
-    return ""
+            differing[size] = reason
+    return differing
 
 
 def differing_bytes(left: mx.array, right: mx.array) -> mx.array:
@@ -230,8 +277,11 @@ def _cost(
         with selected(target, selection):
             single.append((yield from measure_rows(target, caches, block[:1], 1)))
     rows_ms = [min(single)]
+    served = max(settings.block_size, *settings.other_sizes, 0)
     with selected(target, selection):
-        for rows in range(2, len(block) + 1):
-            ms = yield from measure_rows(target, caches, block[:rows], settings.repeats)
+        widest = min(len(block), selection.max_rows, max(settings.block_size, settings.cost_rows))
+        for rows in range(2, widest + 1):
+            repeats = settings.repeats if rows <= served else min(settings.repeats, _GLANCE_REPEATS)
+            ms = yield from measure_rows(target, caches, block[:rows], repeats)
             rows_ms.append(ms)
     return VerifyCost(plain_ms=min(plain), rows_ms=tuple(rows_ms))

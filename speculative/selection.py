@@ -3,6 +3,7 @@
 Owns what each selection changes and how it is undone. Which one is exact is `speculative.probe`'s business.
 """
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
@@ -28,6 +29,11 @@ class Selection(Struct, frozen=True, kw_only=True):
     name: SelectionName
     attention: AttentionMode = "block"
     tile: int = 0
+
+    @property
+    def max_rows(self) -> int:
+        """Rows a block may have under this selection."""
+        return self.tile if self.attention == "tile" else sys.maxsize
 
     def describe(self) -> str:
         """One phrase for logs and fingerprints, for example `row_invariant (tile 4)`."""

@@ -15,7 +15,8 @@ class VerifyCost(Struct, frozen=True, kw_only=True):
     """Milliseconds of one ordinary decode step (`plain_ms`, default selection) and of forwards by row count.
 
     `rows_ms[i]` belongs to i + 1 rows under the selection in force: the first is decode as the server then
-    does it, the last a full block. Empty when nothing was measured.
+    does it. They reach beyond a full block, to show what a larger one would cost. Empty when nothing was
+    measured.
     """
 
     plain_ms: float

@@ -73,10 +73,59 @@ def test_chain_is_what_the_server_does_plainly() -> None:
 
 
 def test_cost_is_measured_per_row_count() -> None:
-    """Times are reported for one plain step and for 1 to K rows under the selection in force."""
+    """Times are reported for one plain step and for 1 to 8 rows under the selection in force."""
     result = run_probe(tiny.target("glm4_moe_lite"), SETTINGS)
-    assert len(result.verify_cost.rows_ms) == 4
+    assert len(result.verify_cost.rows_ms) == 8
     assert min(result.verify_cost.plain_ms, *result.verify_cost.rows_ms, result.duration_ms) > 0
+
+
+SIZES = (2, 3, 4, 5, 6, 7, 8)
+
+
+def test_other_block_sizes_are_compared_too() -> None:
+    """Where kernels do not depend on the row count every size is exact; without a question only K is."""
+    wanted = msgspec.structs.replace(SETTINGS, other_sizes=SIZES)
+    assert run_probe(tiny.target("llama"), wanted).exact_sizes == SIZES
+    assert run_probe(tiny.target("llama"), SETTINGS).exact_sizes == (4,)
+
+
+@pytest.mark.parametrize(
+    ("in_tiles", "name"),
+    [(True, "row_invariant (tile 4, attention in tiles)"), (False, "row_invariant (tile 4)")],
+)
+def test_blocks_within_a_tile_are_exact_and_larger_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, in_tiles: bool, name: str
+) -> None:
+    """A tile of 4 rows makes 2, 3 and 4 rows one kernel; 5 rows have no tile, or run outside and differ."""
+    monkeypatch.setattr(Target, "attends_in_tiles", in_tiles)
+    result = run_probe(shape_dependent_target(), msgspec.structs.replace(SETTINGS, other_sizes=SIZES))
+    assert chosen(result) == (True, name)
+    assert result.exact_sizes == (2, 3, 4)
+    assert len(result.verify_cost.rows_ms) == (4 if in_tiles else 8)
+
+
+def test_one_exact_size_vouches_for_no_other() -> None:
+    """Kernels that differ at five rows alone leave out that size, though larger and smaller ones pass."""
+    target = Target(tiny.llama_model())
+    honest = target.logits
+    target.logits = lambda hidden: honest(hidden) * (1 + 1e-3 * (hidden.shape[1] == 5))  # pyright: ignore[reportAttributeAccessIssue]
+    result = run_probe(target, msgspec.structs.replace(SETTINGS, other_sizes=SIZES))
+    assert result.exact_sizes == (2, 3, 4, 6, 7, 8)
+
+
+def test_a_size_that_fits_no_context_is_not_exact() -> None:
+    """With 14 tokens in all there is room for six rows after the shortest context."""
+    wanted = msgspec.structs.replace(SETTINGS, other_sizes=SIZES, context_length=14)
+    assert run_probe(tiny.target("llama"), wanted).exact_sizes == (2, 3, 4, 5, 6)
+
+
+def test_a_sizes_own_edges_are_visited() -> None:
+    """A difference only past a sliding window is found for sizes other than K as well."""
+    target = tiny.target("llama-sliding")
+    wanted = msgspec.structs.replace(SETTINGS, other_sizes=SIZES)
+    result = run_probe(target, wanted)
+    assert chosen(result) == (True, "row_invariant")
+    assert result.exact_sizes == SIZES
 
 
 @pytest.mark.parametrize(
