@@ -66,6 +66,9 @@ class MtpDispatch(Struct, frozen=True, tag=True, kw_only=True):
     `fingerprint` digests everything a measurement depends on beyond the pairing: weights, engine and MLX
     versions, BLAS, dtype, thread count. `drafter_kind` is the drafter's model type. `verify_cost` (ascending
     rows) and `draft_step_ms` (one drafted token) come from the probe and are empty or None until it has run.
+    `block_sizes` are the sizes that are exact under the kernels in force and that the replica would change to
+    when the policy recommends it; empty where the size is fixed. The fingerprint covers those kernels, so
+    pairings that differ in block size alone are one pairing in several sizes.
     """
 
     pairing: Pairing
@@ -74,6 +77,7 @@ class MtpDispatch(Struct, frozen=True, tag=True, kw_only=True):
     target_can_batch: bool
     verify_cost: tuple[VerifyCost, ...] = ()
     draft_step_ms: float | None = None
+    block_sizes: tuple[int, ...] = ()
 
 
 Dispatch = NoMtpDispatch | MtpDispatch
@@ -215,7 +219,8 @@ class Gate(Struct, frozen=True, tag=True, kw_only=True):
     `enabled` says whether ordinary requests speculate. Every `measure_every`-th eligible request (0 = none)
     is a measured one: it speculates even while `enabled` is False, alternates `slice_rounds` rounds with
     `slice_plain_tokens` plain tokens, starts with `probe_rounds` one-token rounds, and ends with a `Sample`.
-    Of two gates the one with the higher `version` holds. The default is the closed gate.
+    Of two gates the one with the higher `version` holds. `block_size` is the size it was made for, None for
+    any. The default is the closed gate.
     """
 
     enabled: bool = False
@@ -225,6 +230,7 @@ class Gate(Struct, frozen=True, tag=True, kw_only=True):
     slice_plain_tokens: int = 0
     probe_rounds: int = 0
     bail_out: BailOut | None = None
+    block_size: int | None = None
     recommended_block_size: int | None = None
 
 
@@ -253,8 +259,10 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
 
     `acceptance_rate` is accepted over proposed. `accepted_per_position` holds fractions of rounds. The
     speed-up is plain over MTP wall time per emitted token with its confidence interval; `original_speedup`
-    and `original_verdict` are what the original estimator says of the same samples. `replicas` counts live
-    ones. `starved_by` names the gate below the policy that turned away most attempts while none got through.
+    and `original_verdict` are what the original estimator says of the same samples. `verify_cost` and
+    `draft_step_ms` were measured at load, `drafter_share` is drafting's part of the time of the rounds.
+    `replicas` counts live ones. `starved_by` names the gate below the policy that turned away most attempts
+    while none got through.
     """
 
     state: State
@@ -288,6 +296,9 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
     accepted_per_position: tuple[float, ...] | None = None
     original_speedup: float | None = None
     original_verdict: Verdict | None = None
+    verify_cost: tuple[VerifyCost, ...] = ()
+    draft_step_ms: float | None = None
+    drafter_share: float | None = None
     recommended_block_size: int | None = None
     classes: tuple[ClassReport, ...] = ()
     attempts: int = 0

@@ -1,12 +1,35 @@
-"""Which block size the measurements favour: acceptance per position against the cost of a wider verify."""
+"""Which block size the measurements favour: acceptance per position against the cost of a round.
 
+Sizes that have been served compare by their measured speed-ups, others by what the cost curve predicts.
+"""
+
+from collections.abc import Mapping
 from itertools import pairwise
+
+from msgspec import Struct
 
 from messages.policy import VerifyCost
 
 MIN_BLOCK_SIZE = 2
-# A wider or narrower block must promise this much before a new profile is worth its price.
-MIN_GAIN = 1.02
+# A size that was never served must promise this much before a profile of its own is worth its price.
+MIN_PREDICTED_GAIN = 1.05
+# Between two measured sizes; changing back would need it the other way round.
+MIN_MEASURED_GAIN = 1.02
+
+
+class RoundCosts(Struct, frozen=True, kw_only=True):
+    """What a round costs in ms: verifying by rows, drafting one token, and the rest whatever the size."""
+
+    verify: tuple[VerifyCost, ...]
+    draft_step_ms: float | None
+    overhead_ms: float = 0.0
+
+    def of(self, rows: int) -> float | None:
+        """A round of `rows` rows, None where the curve does not reach or a cost makes no sense."""
+        verify = verify_ms(self.verify, rows)
+        if verify is None or verify <= 0 or self.draft_step_ms is None or self.draft_step_ms < 0:
+            return None
+        return verify + (rows - 1) * self.draft_step_ms + max(self.overhead_ms, 0.0)
 
 
 def expected_emitted(rates: tuple[float, ...], block_size: int) -> float:
@@ -31,31 +54,45 @@ def verify_ms(curve: tuple[VerifyCost, ...], rows: int) -> float | None:
     return exact[0] if exact else None
 
 
-def recommend(
-    current: int, rates: tuple[float, ...], curve: tuple[VerifyCost, ...], draft_step_ms: float | None
-) -> int | None:
-    """The K with the most emitted tokens per ms, or `current` when none is better by more than the margin.
-
-    None where acceptance or cost is unknown.
-    """
-    if not rates or draft_step_ms is None:
-        return None
+def predicted(current: int, rates: tuple[float, ...], costs: RoundCosts) -> dict[int, float]:
+    """Tokens per ms of every size on the curve over those of `current`; empty where that is unknown."""
+    if not rates:
+        return {}
+    widest = max((point.rows for point in costs.verify), default=0)
     speeds = {
         rows: expected_emitted(rates, rows) / cost
-        for rows in range(MIN_BLOCK_SIZE, max((point.rows for point in curve), default=0) + 1)
-        if (cost := _round_ms(curve, rows, draft_step_ms)) is not None
+        for rows in range(MIN_BLOCK_SIZE, widest + 1)
+        if (cost := costs.of(rows)) is not None
     }
     if current not in speeds:
-        return None
-    best = max(speeds, key=lambda rows: (speeds[rows], -rows))
-    return best if speeds[best] >= MIN_GAIN * speeds[current] else current
+        return {}
+    return {rows: speed / speeds[current] for rows, speed in speeds.items()}
 
 
-def _round_ms(curve: tuple[VerifyCost, ...], rows: int, draft_step_ms: float) -> float | None:
-    verify = verify_ms(curve, rows)
-    if verify is None or verify <= 0 or draft_step_ms < 0:
+def recommend(
+    current: int,
+    rates: tuple[float, ...],
+    costs: RoundCosts,
+    measured: Mapping[int, float | None] | None = None,
+    legal: tuple[int, ...] = (),
+) -> int | None:
+    """The block size with the most to gain, or `current` when none gains enough.
+
+    `measured` holds the speed-ups over plain decode of sizes with a verdict, `current` among them; such a
+    size competes with that figure alone, and not at all where it is None. Only `legal` sizes are
+    considered, if any are given. None where acceptance or cost is unknown.
+    """
+    gains = predicted(current, rates, costs)
+    if not gains:
         return None
-    return verify + (rows - 1) * draft_step_ms
+    known = measured or {}
+    base = known.get(current)
+    worth = {rows: gain for rows, gain in gains.items() if gain >= MIN_PREDICTED_GAIN and rows not in known}
+    if base:
+        found = {rows: speedup / base for rows, speedup in known.items() if speedup and rows != current}
+        worth |= {rows: gain for rows, gain in found.items() if gain >= MIN_MEASURED_GAIN}
+    worth = {rows: gain for rows, gain in worth.items() if not legal or rows in legal}
+    return max(worth, key=lambda rows: (worth[rows], -rows), default=current)
 
 
 def _last_conditional(rates: tuple[float, ...]) -> float:

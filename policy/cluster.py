@@ -6,6 +6,7 @@ value is in `policy.fold`.
 
 from collections.abc import Iterable
 
+import msgspec
 from msgspec import Struct
 
 from messages.policy import (
@@ -25,6 +26,7 @@ from policy import gates
 from policy.config import PolicyConfig
 from policy.key import stem
 from policy.machine import NOT_READY
+from policy.resizing import wanted
 from policy.rules import Rules
 from policy.states import State
 from policy.switches import Switches
@@ -108,7 +110,12 @@ def gate_of(cluster: Cluster, model: ModelName) -> Gate:
     if replica.key is None or not _may_speculate(cluster.switches, replica.exactness):
         return Gate(version=cluster.version)
     entry = cluster.entries[replica.key]
-    return gates.gate(rules_of(cluster, entry), entry.state, cluster.version)
+    gate = gates.gate(rules_of(cluster, entry), entry.state, cluster.version)
+    return msgspec.structs.replace(
+        gate,
+        block_size=entry.dispatch.pairing.block_size,
+        recommended_block_size=wanted(cluster, entry),
+    )
 
 
 def dispatch_to_load(cluster: Cluster, message: Attach) -> MtpDispatch | None:

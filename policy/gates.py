@@ -2,7 +2,6 @@
 
 from messages.policy import BailOut, Gate
 from policy import monitor
-from policy.block_size import recommend
 from policy.config import PolicyConfig
 from policy.rules import Rules
 from policy.states import ExactnessDeclined, Forced, Profiling, Settled, State, Unavailable
@@ -48,7 +47,6 @@ def _settled(rules: Rules, state: Settled, version: int) -> Gate:
         slice_rounds=config.slice_rounds if every else 0,
         slice_plain_tokens=config.slice_plain_tokens if every else 0,
         bail_out=_bail_out(config, state),
-        recommended_block_size=recommended_block_size(rules, state.figures.positions),
     )
 
 
@@ -62,9 +60,3 @@ def _bail_out(config: PolicyConfig, state: Settled) -> BailOut | None:
         loss_ratio=config.bail_loss_ratio,
         pause_tokens=config.bail_pause_tokens,
     )
-
-
-def recommended_block_size(rules: Rules, rates: tuple[float, ...]) -> int | None:
-    """The block size the measured acceptance favours on this machine's verify curve."""
-    dispatch = rules.dispatch
-    return recommend(rules.block_size, rates, dispatch.verify_cost, dispatch.draft_step_ms)

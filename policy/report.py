@@ -7,9 +7,10 @@ from policy import judge, wire
 from policy.cluster import Cluster, Entry, counts_of, exactness_of, replicas_of, rules_of
 from policy.config import SAMPLES_REQUIRED
 from policy.evidence import acceptance_rate
-from policy.gates import gate, recommended_block_size
+from policy.gates import gate
 from policy.key import original_text
 from policy.machine import visible_samples
+from policy.resizing import recommended
 from policy.rules import Rules
 from policy.states import ExactnessDeclined, Figures, Forced, Profiling, Settled, State, Unavailable
 from policy.tallies import minus, starving_gate
@@ -60,6 +61,7 @@ def _report(cluster: Cluster, key: str) -> PolicyReport:
     starved = starving_gate(minus(total, entry.baseline), entry.too_short, cluster.config.starved_after)
     return replace(
         _in_state(_identity(entry, exactness_of(live)), rules, entry.state),
+        recommended_block_size=_recommended(cluster, entry),
         mtp_enabled=enabled,
         attempts=total.attempts,
         bursts=total.bursts,
@@ -84,7 +86,25 @@ def _identity(entry: Entry, exactness: Exactness) -> PolicyReport:
         exact=exactness.exact,
         selection=exactness.selection,
         drafter_kind=entry.dispatch.drafter_kind,
+        verify_cost=entry.dispatch.verify_cost,
+        draft_step_ms=entry.dispatch.draft_step_ms,
     )
+
+
+def _recommended(cluster: Cluster, entry: Entry) -> int | None:
+    match entry.state:
+        case Settled(figures=figures):
+            return recommended(cluster, entry, figures)
+        case Profiling(evidence=evidence):
+            return recommended(cluster, entry, judge.figures(rules_of(cluster, entry), evidence))
+        case _:
+            return None
+
+
+def _drafter_share(figures: Figures) -> float | None:
+    found = figures.per_round
+    whole = found.drafter_ms + found.verify_ms + found.overhead_ms if found else 0.0
+    return found.drafter_ms / whole if found and whole > 0 else None
 
 
 def _in_state(report: PolicyReport, rules: Rules, state: State) -> PolicyReport:
@@ -124,7 +144,7 @@ def _measured(report: PolicyReport, rules: Rules, figures: Figures) -> PolicyRep
         accepted_per_position=figures.positions or None,
         original_speedup=figures.original_speedup,
         original_verdict=figures.original_verdict,
-        recommended_block_size=recommended_block_size(rules, figures.positions),
+        drafter_share=_drafter_share(figures),
         classes=figures.classes,
     )
     paired = figures.paired

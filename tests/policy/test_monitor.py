@@ -1,15 +1,14 @@
 """A settled verdict stays true: it is watched, re-opened, and tried again, but never flips on a whim."""
 
-import msgspec
 import pytest
 
-from messages.policy import Sample, Verdict, VerifyCost
+from messages.policy import Sample, Verdict
 from policy.config import PolicyConfig
 from policy.gates import gate
 from policy.machine import observe
 from policy.rules import Rules
 from policy.states import Profiling, Settled, State
-from tests.policy.builders import dispatch, rules, sample
+from tests.policy.builders import rules, sample
 
 RULES = rules()
 CONFIG = RULES.config
@@ -127,12 +126,3 @@ def test_the_gate_carries_the_break_even_for_bailing_out() -> None:
     bail_out = gate(RULES, settled("enable")).bail_out
     assert bail_out is not None
     assert bail_out.break_even_emitted == pytest.approx(3 / 1.8)
-
-
-def test_the_gate_recommends_a_block_size_on_a_known_curve() -> None:
-    """With full acceptance of two drafts of three and a steep third row, two drafts are the better choice."""
-    curve = tuple(VerifyCost(rows, ms) for rows, ms in ((1, 40.0), (2, 42.0), (3, 44.0), (4, 80.0)))
-    known = msgspec.structs.replace(dispatch(), verify_cost=curve, draft_step_ms=1.0)
-    fixed = msgspec.structs.replace(RULES, dispatch=known)
-    assert gate(fixed, settled()).recommended_block_size == 3
-    assert gate(RULES, settled()).recommended_block_size is None

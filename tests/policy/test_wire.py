@@ -14,6 +14,7 @@ from messages.policy import (
     Message,
     PolicySnapshot,
     Renew,
+    VerifyCost,
 )
 from messages.scheduling import ModelName
 from policy.cluster import Cluster
@@ -70,6 +71,9 @@ class Row(Struct, forbid_unknown_fields=True, kw_only=True):
     accepted_per_position: list[float] | None
     original_speedup: float | None
     original_verdict: Verdict | None
+    verify_cost: list[VerifyCost]
+    draft_step_ms: float | None
+    drafter_share: float | None
     recommended_block_size: int | None
     classes: list[ClassRow]
     attempts: int
