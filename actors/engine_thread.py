@@ -128,12 +128,23 @@ class EngineThread:
             for command in commands:
                 if isinstance(command, Close):
                     return
-                events += _apply(session, command)
+                events += self._apply(session, command)
             if engine.active:
                 events += _step(engine)
             elif session.idle_step():
                 self._listener.ready(session.facts)
             self._tell(session, events)
+
+    def _apply(self, session: "Session", command: Submit | Abort | SetGate) -> list[Event]:
+        match command:
+            case Submit(request):
+                session.engine.submit(request)
+            case Abort(request_id):
+                return session.engine.abort(request_id)
+            case SetGate(gate):
+                if session.set_gate(gate):
+                    self._listener.ready(session.facts)
+        return []
 
     def _tell(self, session: "Session", events: list[Event]) -> None:
         engine = session.engine
@@ -152,17 +163,6 @@ class EngineThread:
                 commands.append(self._commands.get_nowait())
             except queue.Empty:
                 return commands
-
-
-def _apply(session: "Session", command: Submit | Abort | SetGate) -> list[Event]:
-    match command:
-        case Submit(request):
-            session.engine.submit(request)
-        case Abort(request_id):
-            return session.engine.abort(request_id)
-        case SetGate(gate):
-            session.set_gate(gate)
-    return []
 
 
 def _step(engine: "Engine") -> list[Event]:

@@ -51,7 +51,7 @@ def _dispatch(facts: "Facts", machine: Hardware) -> Dispatch:
     # A classic draft model speculates too, but it is no MTP and has no verdict.
     if drafter is None or drafter.kind != "mtp":
         return NoMtpDispatch()
-    rows_ms = drafter.probed.rows_ms if drafter.probed else ()
+    probed = drafter.probed
     return MtpDispatch(
         pairing=Pairing(
             target=facts.card.model_id.rpartition("/")[2],
@@ -62,7 +62,9 @@ def _dispatch(facts: "Facts", machine: Hardware) -> Dispatch:
         drafter_kind=drafter.model_type,
         fingerprint=drafter.fingerprint,
         target_can_batch=True,
-        verify_cost=tuple(VerifyCost(rows, ms) for rows, ms in enumerate(rows_ms, start=1)),
+        verify_cost=tuple(VerifyCost(*point) for point in enumerate(probed.rows_ms, 1)) if probed else (),
+        draft_step_ms=probed.draft_step_ms if probed else None,
+        block_sizes=probed.exact_sizes if probed and drafter.may_resize else (),
     )
 
 

@@ -93,7 +93,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     }
     values["engine.cache_root"] = switches.cache_dir
     values["engine.allow_inexact"] = switches.allow_inexact
-    values["engine.draft_block_size"] = switches.block_size or 0
+    values["engine.draft_block_size"] = "auto" if switches.auto_block_size else switches.block_size or 0
     values["engine.draft_kind"] = environment.get("MLXCEL_DRAFT_KIND")
     values["engine.draft_model"] = environment.get("LLAMA_ARG_SPEC_DRAFT_MODEL")
     return {name: values[name] for env, names in _DECIDED_BY.items() if env in environment for name in names}

@@ -6,6 +6,8 @@ from typing import Literal
 from msgspec import Struct
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
+AUTO = "auto"
+_BLOCK_SIZES = (AUTO, 0, *range(2, 17))
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +18,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `prefill_chunk_s` seconds of work. `context_length` 0 keeps the model's own. `threads` 0 uses every core.
 
     `draft_model` is a folder with a drafter, `auto` for the one that comes with the model, or `none`;
-    `draft_kind` settles what the folder does not say; `draft_block_size` 0 is the drafter's own;
+    `draft_kind` settles what the folder does not say; `draft_block_size` 0 is the drafter's own,
+    `auto` starts there and follows the policy's recommendation;
     `draft_bits` quantises the drafter at load, 0 leaves it as stored. `allow_inexact` speculates although
     the exactness probe found a difference.
     """
@@ -30,7 +33,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompt_cache_bytes: int = 512 * 1024 * 1024
     draft_model: str = "auto"
     draft_kind: Literal["auto", "mtp", "model"] = "auto"
-    draft_block_size: int = 0
+    draft_block_size: int | str = 0
     draft_bits: int = 0
     allow_inexact: bool = False
 
@@ -46,15 +49,25 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if not 0 <= self.threads <= 1024:
             raise ValueError(f"threads is {self.threads}, legal: 0 (every core) to 1024")
-        if self.draft_block_size and not 2 <= self.draft_block_size <= 16:
+        if self.draft_block_size not in _BLOCK_SIZES:
             raise ValueError(
-                f"draft_block_size (--draft-block-size) is {self.draft_block_size}, "
-                "legal: 0 (the drafter's own) or 2 to 16"
+                f"draft_block_size (--draft-block-size) is {self.draft_block_size!r}, "
+                "legal: 2 to 16, 0 (the drafter's own) or auto"
             )
         if self.draft_bits not in (0, 2, 3, 4, 6, 8):
             raise ValueError(f"draft_bits is {self.draft_bits}, legal: 0 (as stored), 2, 3, 4, 6, 8")
         if self.prompt_cache_bytes < 0:
             raise ValueError(f"prompt_cache_bytes is {self.prompt_cache_bytes}, legal: 0 (off) or more")
+
+    @property
+    def chooses_block_size(self) -> bool:
+        """Whether the block size is left to what is measured."""
+        return self.draft_block_size == AUTO
+
+    @property
+    def fixed_block_size(self) -> int:
+        """The block size that was asked for, 0 for the drafter's own."""
+        return 0 if isinstance(self.draft_block_size, str) else self.draft_block_size
 
     def cache_path(self) -> Path:
         """Folder for files derived once per machine."""

@@ -14,34 +14,48 @@ from engine.config import EMBEDDED_MODEL, EngineConfig
 from engine.errors import ModelLoadError
 from engine.fingerprint import fingerprint
 from engine.loading import LoadedModel, source_paths
-from engine.probe_store import ProbeStore
+from engine.probe_store import ProbeStore, StoredProbe
 from speculative import heads
 from speculative.detect import DraftOptions, load_drafter
+from speculative.draft_cost import draft_step
 from speculative.drafter import Drafter
 from speculative.probe import ProbeResult, ProbeSettings, probe_steps
 from speculative.selection import AppliedSelection
 from speculative.target import Target
 
+# Beyond this a verify stops being a small forward, and no drafter is right often enough.
+AUTO_SIZES = tuple(range(2, 9))
+
 
 class Speculation(Struct, frozen=True, kw_only=True):
-    """A drafter bound to its target, not yet probed. `name` is what people call the drafter."""
+    """A drafter bound to its target, not yet probed. `name` is what people call the drafter.
+
+    `may_resize` says that the block size is only the one to start with.
+    """
 
     target: Target
     drafter: Drafter
     name: str
     model_type: str
     block_size: int
+    may_resize: bool
     fingerprint: str
 
 
 class Probed(Struct, frozen=True, kw_only=True):
-    """A probe's answer put into force; `selection` names the kernels every request is served with."""
+    """A probe's answer put into force; `selection` names the kernels every request is served with.
+
+    `exact_sizes` are the block sizes that have been found exact under it, `draft_step_ms` is the time of one
+    drafted token.
+    """
 
     is_exact: bool
     selection: str
     detail: str
     plain_ms: float
     rows_ms: tuple[float, ...]
+    draft_step_ms: float | None = None
+    exact_sizes: tuple[int, ...] = ()
 
     @property
     def plain_scale(self) -> float:
@@ -68,54 +82,80 @@ def attach_drafter(
         drafter = load_drafter(path, target, DraftOptions(kind=config.draft_kind, bits=config.draft_bits))
     except (ValueError, OSError, KeyError) as error:
         raise ModelLoadError(f"the drafter {path} cannot serve {loaded.card.model_id}: {error}") from error
-    block_size = config.draft_block_size or drafter.block_size
+    block_size = config.fixed_block_size or drafter.block_size
     return Speculation(
         target=target,
         drafter=drafter,
         name=path.resolve().name,
         model_type=_model_type(path),
         block_size=block_size,
+        may_resize=config.chooses_block_size and drafter.kind == "mtp",
         fingerprint=fingerprint(loaded.facts, [*source_paths(config), path], block_size),
     )
 
 
 class ProbeRun:
-    """The exactness probe of one speculation, in pieces that fit between requests."""
+    """The exactness probe of one speculation, in pieces that fit between requests.
+
+    A speculation whose block size may change is probed at its own size first, which settles the kernels, and
+    then at every other size under the same kernels: a change of size never changes what plain decode does.
+    """
 
     def __init__(self, speculation: Speculation, store: ProbeStore, context_length: int, chunk: int) -> None:
         """`chunk` is the prefill chunk in tokens."""
         self._speculation = speculation
         self._store = store
         self._settings = ProbeSettings(
-            block_size=speculation.block_size, context_length=context_length, prefill_chunk=chunk
+            block_size=speculation.block_size,
+            other_sizes=AUTO_SIZES if speculation.may_resize else (),
+            context_length=context_length,
+            prefill_chunk=chunk,
         )
-        self._steps: Generator[None, None, ProbeResult] | None = None
+        self._steps: Generator[None, None, Probed] | None = None
 
     def step(self) -> Probed | None:
         """Do a piece of work of about one forward; returns the answer once it is there."""
-        if self._steps is None:
-            stored = self._store.load(self._speculation.fingerprint)
-            if stored is not None:
-                return self._put_into_force(stored)
-            self._steps = probe_steps(self._speculation.target, self._settings)
+        self._steps = self._steps or self._run()
         try:
             next(self._steps)
         except StopIteration as done:
-            result: ProbeResult = done.value
-            self._store.save(self._speculation.fingerprint, result)
-            return self._put_into_force(result)
+            return done.value
         return None
 
-    def _put_into_force(self, result: ProbeResult) -> Probed:
+    def _run(self) -> Generator[None, None, Probed]:
+        speculation = self._speculation
+        name = f"{speculation.fingerprint}-auto" if speculation.may_resize else speculation.fingerprint
+        stored = self._store.load(name)
+        if stored is not None:
+            self._put_into_force(stored.result)
+            return _probed(stored)
+        result = yield from probe_steps(speculation.target, self._settings)
+        self._put_into_force(result)
+        draft_ms = None
+        if result.exact:
+            draft_ms = yield from draft_step(
+                speculation.target, speculation.drafter, speculation.block_size - 1
+            )
+        stored = StoredProbe(result=result, draft_step_ms=draft_ms)
+        self._store.save(name, stored)
+        return _probed(stored)
+
+    def _put_into_force(self, result: ProbeResult) -> None:
         if result.exact:
             AppliedSelection(self._speculation.target, result.selection)
-        return Probed(
-            is_exact=result.exact,
-            selection=result.selection.name,
-            detail=result.detail,
-            plain_ms=result.verify_cost.plain_ms,
-            rows_ms=result.verify_cost.rows_ms,
-        )
+
+
+def _probed(stored: StoredProbe) -> Probed:
+    result = stored.result
+    return Probed(
+        is_exact=result.exact,
+        selection=result.selection.name,
+        detail=result.detail,
+        plain_ms=result.verify_cost.plain_ms,
+        rows_ms=result.verify_cost.rows_ms,
+        draft_step_ms=stored.draft_step_ms,
+        exact_sizes=result.exact_sizes,
+    )
 
 
 def _model_type(folder: Path) -> str:

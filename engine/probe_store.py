@@ -5,10 +5,18 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from speculative.probe import ProbeResult
 
 _FOLDER = "mtp-probe"
+
+
+class StoredProbe(Struct, frozen=True, kw_only=True):
+    """A probe's result and what was timed along with it; `draft_step_ms` None when the drafter failed."""
+
+    result: ProbeResult
+    draft_step_ms: float | None
 
 
 class ProbeStore:
@@ -17,20 +25,20 @@ class ProbeStore:
     def __init__(self, cache_root: Path) -> None:
         self._folder = cache_root / _FOLDER
 
-    def load(self, fingerprint: str) -> ProbeResult | None:
+    def load(self, fingerprint: str) -> StoredProbe | None:
         """The stored result, None when there is none that can be read."""
         try:
-            return msgspec.json.decode(self._path(fingerprint).read_bytes(), type=ProbeResult)
+            return msgspec.json.decode(self._path(fingerprint).read_bytes(), type=StoredProbe)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def save(self, fingerprint: str, result: ProbeResult) -> OSError | None:
-        """Store a result by temp file and rename, mode 0600; returns what prevented it."""
+    def save(self, fingerprint: str, stored: StoredProbe) -> OSError | None:
+        """Store it by temp file and rename, mode 0600; returns what prevented it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
             with os.fdopen(descriptor, "wb") as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(result)))
+                stream.write(msgspec.json.format(msgspec.json.encode(stored)))
             Path(name).replace(self._path(fingerprint))
         except OSError as error:
             return error

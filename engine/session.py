@@ -32,12 +32,16 @@ _MIN_PROBE_CHUNK = 128
 
 
 class DraftFacts(Struct, frozen=True, kw_only=True):
-    """What is known of the drafter; `probed` is None until the exactness probe has answered."""
+    """What is known of the drafter; `probed` is None until the exactness probe has answered.
+
+    `block_size` is the one in use, `may_resize` says that it follows the policy's recommendation.
+    """
 
     name: str
     kind: DraftKind
     model_type: str
     block_size: int
+    may_resize: bool
     fingerprint: str
     probed: Probed | None
 
@@ -51,7 +55,10 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """A loaded engine; `facts` changes once, when a probe that went on after the start has answered."""
+    """A loaded engine.
+
+    `facts` changes when a probe that went on after the start has answered, and with the block size.
+    """
 
     def __init__(
         self, config: EngineConfig, identity: Identity, blas: Blas, progress: Callable[[str], None]
@@ -103,16 +110,28 @@ class Session:
         self._conclude(probed)
         return True
 
-    def set_gate(self, gate: Gate) -> None:
-        """Take a newer gate; an older one that arrives late is ignored.
+    def set_gate(self, gate: Gate) -> bool:
+        """Take a newer gate, and the block size it recommends; returns whether `facts` changed.
 
-        The policy judges MTP only: a classic draft model speculates whenever it is exact.
+        Ignored are an older gate that arrives late and one for another block size. The policy judges MTP
+        only: a classic draft model speculates whenever it is exact.
         """
         speculator = self._speculator
         if speculator is None or speculator.drafter.kind == "model":
-            return
-        if gate.version >= speculator.gate.version:
-            speculator.gate = gate
+            return False
+        if gate.block_size not in (None, speculator.block_size) or gate.version < speculator.gate.version:
+            return False
+        speculator.gate = gate
+        return self._adopt(speculator, gate.recommended_block_size)
+
+    def _adopt(self, speculator: Speculator, block_size: int | None) -> bool:
+        if self._speculation is None or not self._speculation.may_resize or self._probed is None:
+            return False
+        if block_size == speculator.block_size or block_size not in self._probed.exact_sizes:
+            return False
+        log.info("block_size_changed", before=speculator.block_size, after=block_size)
+        speculator.resize(block_size)
+        return True
 
     def _new_probe(self) -> ProbeRun | None:
         if self._speculation is None:
@@ -153,14 +172,15 @@ class Session:
             )
 
     def _draft_facts(self) -> DraftFacts | None:
-        speculation = self._speculation
-        if speculation is None:
+        speculation, speculator = self._speculation, self._speculator
+        if speculation is None or speculator is None:
             return None
         return DraftFacts(
             name=speculation.name,
             kind=speculation.drafter.kind,
             model_type=speculation.model_type,
-            block_size=speculation.block_size,
+            block_size=speculator.block_size,
+            may_resize=speculation.may_resize,
             fingerprint=speculation.fingerprint,
             probed=self._probed,
         )

@@ -25,17 +25,48 @@ class Speculator:
     def __init__(self, drafter: Drafter, block_size: int, identity: Identity) -> None:
         """Speculates with `block_size` rows per verify forward, once it is known to be exact."""
         self.drafter = drafter
-        self.depth = block_size - 1
-        self.gate = Gate()
         # Set by the exactness probe; without it nothing speculates, whatever the gate says.
         self.is_exact = False
         # Time of ordinary decode over that of a plain step under the kernel selection in force.
         self.plain_scale = 1.0
         self._identity = identity
+        self._depth = block_size - 1
+        self._set(Gate())
         self._eligible = 0
         self._attempts = 0
         self._bursts = 0
         self._declines: Counter[DeclineReason] = Counter()
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a verify forward of requests that start now."""
+        return self._depth + 1
+
+    @property
+    def gate(self) -> Gate:
+        """The gate in force."""
+        return self._gate
+
+    @gate.setter
+    def gate(self, gate: Gate) -> None:
+        self._set(gate)
+
+    def resize(self, block_size: int) -> None:
+        """Speculate with another block size from the next request on.
+
+        Whatever the gate said was about the old size, so it stays closed until a newer one comes.
+        """
+        self._depth = block_size - 1
+        self._set(Gate(version=self._gate.version))
+
+    def _set(self, gate: Gate) -> None:
+        """Everything a request's plan depends on is worked out here, once per gate."""
+        self._gate = gate
+        self._ordinary = course_for(gate, self._depth, is_measured=False)
+        self._measured = course_for(gate, self._depth, is_measured=True)
+        self._insisted = Course(depth=self._depth)
+        self._measure_every = gate.measure_every
+        self._is_open = gate.enabled or gate.measure_every > 0
 
     @property
     def counts(self) -> Counts:
@@ -51,17 +82,16 @@ class Speculator:
         if request.speculative is False or not self.is_exact:
             return PLAIN
         if request.speculative:
-            return Course(depth=self.depth)
-        gate = self.gate
-        if not (gate.enabled or gate.measure_every):
+            return self._insisted
+        if not self._is_open:
             return PLAIN
         if request.max_tokens < MIN_TOKENS:
             self._attempts += 1
             self.note_decline("too_short")
             return PLAIN
         self._eligible += 1
-        is_measured = gate.measure_every > 0 and self._eligible % gate.measure_every == 0
-        course = course_for(gate, self.depth, is_measured)
+        is_measured = self._measure_every > 0 and self._eligible % self._measure_every == 0
+        course = self._measured if is_measured else self._ordinary
         if course.speculates:
             self._attempts += 1
         return course
@@ -81,7 +111,7 @@ class Speculator:
 
     def measurement(self, course: Course) -> Measurement | None:
         """What collects the sample of a measured request."""
-        return Measurement(self.depth, self.plain_scale) if course.is_measured else None
+        return Measurement(course.depth, self.plain_scale) if course.is_measured else None
 
     def note_burst(self) -> None:
         """An attempt has got through: its first round ran."""

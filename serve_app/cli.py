@@ -55,7 +55,8 @@ def serve(
     ] = None,
     draft_kind: Annotated[str | None, typer.Option(help="mtp, model, or auto to look.")] = None,
     draft_block_size: Annotated[
-        int | None, typer.Option(help="Rows per verify forward, 2 to 16; 0 is the drafter's own.")
+        str | None,
+        typer.Option(help="Rows per verify forward, 2 to 16; 0 is the drafter's own; auto: as measured."),
     ] = None,
     ctx_size: Annotated[
         int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")
@@ -90,7 +91,7 @@ def serve(
             "engine.threads": threads,
             "engine.draft_model": model_draft,
             "engine.draft_kind": draft_kind,
-            "engine.draft_block_size": draft_block_size,
+            "engine.draft_block_size": _number_or_word(draft_block_size),
             "http.host": host,
             "http.port": port,
             "http.served_model_name": served_model_name,
@@ -164,6 +165,11 @@ def _resolve(config: Path | None, flags: dict[str, object]) -> Effective:
         return resolve(config, os.environ, flags)
     except SettingsError as error:
         raise _usage_error(str(error)) from error
+
+
+def _number_or_word(text: str | None) -> int | str | None:
+    """The value of an option that takes a number or a word; which are legal is for the settings to say."""
+    return int(text) if text is not None and text.isdecimal() else text and text.lower()
 
 
 def _usage_error(message: str) -> typer.Exit:
