@@ -6,6 +6,7 @@ works in memory.
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from policy.machine import Remembered
 
 FOLDER = "mtp-policy"
 _MAX_BYTES = 16 << 20
+_LONGEST_WRITE_S = 60.0
 
 Stored = TypeVar("Stored", Hint, StoredProfile)
 
@@ -32,7 +34,10 @@ class StoredHint(Struct, frozen=True):
 
 
 class HintStore:
-    """Files under `<root>/mtp-policy`; `root` None keeps nothing."""
+    """Files under `<root>/mtp-policy`; `root` None keeps nothing.
+
+    Loading also removes temporary files whose writer was killed.
+    """
 
     def __init__(self, root: Path | None) -> None:
         self._folder = None if root is None else root / FOLDER
@@ -41,6 +46,7 @@ class HintStore:
         """What is known about the pairing; whatever cannot be used counts as nothing."""
         if self._folder is None:
             return Remembered()
+        _remove_abandoned(self._folder)
         name = stem(dispatch.pairing, dispatch.fingerprint)
         hint = _read(self._folder / f"{name}.json", Hint)
         if hint is not None and is_usable(hint, dispatch):
@@ -109,6 +115,28 @@ def _read(path: Path, kind: type[Stored]) -> Stored | None:
     # Whatever is wrong with a cache file must never stop a server from starting.
     except Exception:
         return None
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Drop what processes killed between writing and renaming have left behind."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob("*.tmp.*"):
+            if _is_abandoned(path):
+                path.unlink(missing_ok=True)
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    """Whether the writer is gone, or has had far longer than any write takes: ids are used again."""
+    writer = temporary.suffix[1:]
+    if time.time() - temporary.stat().st_mtime > _LONGEST_WRITE_S:
+        return True
+    try:
+        os.kill(int(writer), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -232,6 +233,26 @@ def test_stored_verdicts_can_be_listed_and_forgotten(tmp_path: Path) -> None:
     assert store.forget(NAME) is False
 
 
+@pytest.mark.parametrize(
+    ("writer", "age_s", "stays"),
+    [("dead", 0, False), ("alive", 0, True), ("alive", 3600, False), ("nobody", 0, False)],
+)
+def test_temporary_files_of_killed_writers_are_removed_at_load(
+    tmp_path: Path, writer: str, age_s: float, stays: bool
+) -> None:
+    """A file whose writer is gone, or that is far too old, goes; one being written stays; verdicts do."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    ids = {"dead": ended.pid, "alive": os.getpid(), "nobody": "x"}
+    store = HintStore(tmp_path)
+    store.save(hint())
+    left = tmp_path / "mtp-policy" / f"{NAME}.json.tmp.{ids[writer]}"
+    left.write_text("{")
+    os.utime(left, (time.time() - age_s,) * 2)
+    assert store.load(KNOWN).hint == hint()
+    assert files(tmp_path) == {f"{NAME}.json", *([left.name] if stays else [])}
+
+
 SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
@@ -255,3 +276,4 @@ def test_a_process_killed_while_saving_leaves_a_whole_verdict(tmp_path: Path) ->
                 process.stdout.readline()
             process.kill()
         assert HintStore(tmp_path).load(KNOWN).hint in {hint(1.8), hint(0.7)}
+        assert files(tmp_path) == {f"{NAME}.json"}
