@@ -29,7 +29,7 @@ def _state(report: PolicyReport) -> str:
             return f"measuring: {done} of {needed} single-request generations done"
         case "settled":
             verb = "measured" if report.source == "measured" else "measured earlier"
-            return f"MTP {switch}: {verb} at {_speedup(report)} plain decode"
+            return f"MTP {switch}: {verb} at {_speedup(report)} plain decode{_original(report)}"
         case "forced":
             return f"MTP pinned {switch} by MLXCEL_ENABLE_MTP_B1; nothing is measured"
         case "exactness_declined":
@@ -38,6 +38,14 @@ def _state(report: PolicyReport) -> str:
             return f"MTP {switch}: the adaptive policy is disabled"
         case "unavailable":
             return _UNAVAILABLE.get(report.reason or "", "unavailable")
+
+
+def _original(report: PolicyReport) -> str:
+    """What the original rules would have decided, where they differ."""
+    if report.original_verdict in (None, report.verdict):
+        return ""
+    found = "no estimate" if report.original_speedup is None else f"{report.original_speedup:.2f} times"
+    return f" (the original rules would {report.original_verdict} at {found})"
 
 
 def _speedup(report: PolicyReport) -> str:

@@ -78,7 +78,9 @@ def _forget(key: str, address: str) -> bool:
 
 
 def _table(stored: tuple[StoredHint, ...]) -> Table:
-    table = Table("key", "target", "drafter", "hardware", "K", "verdict", "acceptance", "samples")
+    table = Table(
+        "key", "target", "drafter", "hardware", "K", "verdict", "speed-up", "original rule", "acceptance"
+    )
     for entry in stored:
         hint = entry.hint
         table.add_row(
@@ -88,7 +90,12 @@ def _table(stored: tuple[StoredHint, ...]) -> Table:
             hint.hardware,
             str(hint.block_size),
             hint.verdict,
+            _shown(hint.figures.paired.speedup if hint.figures.paired else None),
+            f"{hint.figures.original_verdict or '-'} ({_shown(hint.figures.original_speedup)})",
             f"{hint.acceptance_rate:.2f}",
-            str(hint.samples),
         )
     return table
+
+
+def _shown(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}"

@@ -5,7 +5,8 @@ import pytest
 
 from messages.policy import Declined
 from policy.sentence import sentence
-from tests.policy.test_wire import SNAPSHOTS
+from tests.policy.builders import CPU, attach, sample
+from tests.policy.test_wire import SNAPSHOTS, served
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,14 @@ def test_starvation_is_never_called_measuring_alone() -> None:
         starved_by="concurrent",
     )
     assert "37 of 37 attempts declined, mostly concurrent" in sentence(starved)
+
+
+@pytest.mark.parametrize(("speedup", "differs"), [(1.3, True), (2.0, False)])
+def test_the_original_rules_are_quoted_where_they_differ(speedup: float, differs: bool) -> None:
+    """A measured gain inside the original's dead band, on hardware whose table declines."""
+    message = attach(hardware=CPU)
+    report = served(message, *[sample(speedup)] * 4).top
+    said = sentence(report)
+    assert report.verdict == "enable"
+    assert said.endswith("(the original rules would decline at 1.30 times)") is differs
+    assert ("original" in said) is differs
