@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine import embedded
 from engine.config import EMBEDDED_MODEL, EngineConfig
@@ -24,7 +25,10 @@ from speculative.target import Target
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
-    """A drafter bound to its target, not yet probed. `name` is what people call the drafter."""
+    """A drafter bound to its target, not yet probed. `name` is what people call the drafter.
+
+    `pinned_by` names the switch that forbids other kernels than the default ones, if one does.
+    """
 
     target: Target
     drafter: Drafter
@@ -32,6 +36,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
     model_type: str
     block_size: int
     fingerprint: str
+    pinned_by: str = ""
 
 
 class Probed(Struct, frozen=True, kw_only=True):
@@ -42,6 +47,10 @@ class Probed(Struct, frozen=True, kw_only=True):
     detail: str
     plain_ms: float
     rows_ms: tuple[float, ...]
+
+    def refuted(self, detail: str) -> "Probed":
+        """The same, with exactness disproved by a later finding; the selection stays in force."""
+        return replace(self, is_exact=False, detail=detail)
 
     @property
     def plain_scale(self) -> float:
@@ -75,7 +84,10 @@ def attach_drafter(
         name=path.resolve().name,
         model_type=_model_type(path),
         block_size=block_size,
-        fingerprint=fingerprint(loaded.facts, [*source_paths(config), path], block_size),
+        fingerprint=fingerprint(
+            loaded.facts, [*source_paths(config), path], block_size, is_pinned=config.qmv_wide is not None
+        ),
+        pinned_by="" if config.qmv_wide is None else "MLXCEL_QMV_WIDE",
     )
 
 
@@ -87,7 +99,10 @@ class ProbeRun:
         self._speculation = speculation
         self._store = store
         self._settings = ProbeSettings(
-            block_size=speculation.block_size, context_length=context_length, prefill_chunk=chunk
+            block_size=speculation.block_size,
+            context_length=context_length,
+            prefill_chunk=chunk,
+            pinned_by=speculation.pinned_by,
         )
         self._steps: Generator[None, None, ProbeResult] | None = None
 
