@@ -9,6 +9,7 @@ from collections.abc import Callable
 import structlog
 from msgspec import Struct
 
+from engine.audit import LiveAudit
 from engine.blas import Blas
 from engine.config import EngineConfig
 from engine.device import DeviceFacts
@@ -51,7 +52,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class Session:
-    """A loaded engine; `facts` changes once, when a probe that went on after the start has answered."""
+    """A loaded engine; `facts` changes when a late probe has answered and when an audit found a mismatch."""
 
     def __init__(
         self, config: EngineConfig, identity: Identity, blas: Blas, progress: Callable[[str], None]
@@ -62,7 +63,9 @@ class Session:
         self._card, self._device = loaded.card, loaded.facts.device
         self._speculation = attach_drafter(loaded, config, progress)
         self._probed: Probed | None = None
-        speculator = _speculator(self._speculation, identity)
+        self._is_refuted = False
+        self._store = ProbeStore(config.cache_path())
+        speculator = _speculator(self._speculation, config, identity)
         target = self._speculation.target if self._speculation else None
         self._speculator = speculator
         self.engine = Engine(loaded, config, target, speculator)
@@ -103,6 +106,27 @@ class Session:
         self._conclude(probed)
         return True
 
+    def heed_audit(self) -> bool:
+        """Take in what the live audit found since the last call; returns whether `facts` changed.
+
+        A difference refutes a probe that found none. Where inexactness was known and allowed, only the first
+        changed token is news.
+        """
+        speculation, speculator, probed = self._speculation, self._speculator, self._probed
+        found = speculator.audit.take() if speculator else None
+        if found is None or probed is None or speculation is None or self._is_refuted:
+            return False
+        if not (probed.is_exact or found.changes_token):
+            return False
+        self._is_refuted = True
+        detail = f"{found.reason}."
+        self._probed = probed.refuted(detail)
+        error = self._store.refute(speculation.fingerprint, detail)
+        if error is not None:
+            log.warning("audit_not_stored", consequence="the next start may probe again", error=str(error))
+        self._warn_inexact(detail)
+        return True
+
     def set_gate(self, gate: Gate) -> None:
         """Take a newer gate; an older one that arrives late is ignored.
 
@@ -119,7 +143,7 @@ class Session:
             return None
         return ProbeRun(
             self._speculation,
-            ProbeStore(self._config.cache_path()),
+            self._store,
             self._card.context_length,
             max(self.engine.prefill_chunk, _MIN_PROBE_CHUNK),
         )
@@ -142,15 +166,19 @@ class Session:
         speculator.plain_scale = probed.plain_scale
         if probed.is_exact:
             log.info("exactness_probe_passed", selection=probed.selection, rows_ms=probed.rows_ms)
-        elif self._config.allow_inexact:
-            log.warning("mtp_inexact", reason=probed.detail, allowed_by="MLXCEL_MTP_ALLOW_INEXACT")
         else:
-            log.warning(
-                "mtp_declined",
-                reason=probed.detail,
-                consequence="falling back to plain decode",
-                override="MLXCEL_MTP_ALLOW_INEXACT=1",
-            )
+            self._warn_inexact(probed.detail)
+
+    def _warn_inexact(self, reason: str) -> None:
+        if self._config.allow_inexact:
+            log.warning("mtp_inexact", reason=reason, allowed_by="MLXCEL_MTP_ALLOW_INEXACT")
+            return
+        log.warning(
+            "mtp_declined",
+            reason=reason,
+            consequence="falling back to plain decode",
+            override="MLXCEL_MTP_ALLOW_INEXACT=1",
+        )
 
     def _draft_facts(self) -> DraftFacts | None:
         speculation = self._speculation
@@ -166,10 +194,15 @@ class Session:
         )
 
 
-def _speculator(speculation: Speculation | None, identity: Identity) -> Speculator | None:
+def _speculator(
+    speculation: Speculation | None, config: EngineConfig, identity: Identity
+) -> Speculator | None:
     if speculation is None:
         return None
-    speculator = Speculator(speculation.drafter, speculation.block_size, identity)
+    audit = LiveAudit(config.audit_share)
+    speculator = Speculator(
+        speculation.drafter, speculation.block_size, identity, audit, config.allow_inexact
+    )
     if speculation.drafter.kind == "model":
         speculator.gate = Gate(enabled=True)
     return speculator
