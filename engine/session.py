@@ -92,6 +92,11 @@ class Session:
         return Facts(card=self._card, device=self._device, drafter=self._draft_facts())
 
     @property
+    def speculation(self) -> Speculation | None:
+        """The bound drafter, if there is one; the selection in force is the probe's once it has answered."""
+        return self._speculation
+
+    @property
     def has_idle_work(self) -> bool:
         """Whether a probe is still to be done."""
         return self._probe is not None

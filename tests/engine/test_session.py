@@ -89,7 +89,7 @@ def test_a_drafter_that_cannot_serve_is_a_clear_error(
 
 def corrupt(started: Session) -> None:
     """Make the second row of every verify block differ by rounding from now on."""
-    target = started._speculation.target
+    target = started.speculation.target
     honest = target.verify
 
     def verify(tokens: mx.array, block: OpenBlock) -> Forward:
