@@ -219,7 +219,7 @@ async def test_an_audit_mismatch_reaches_the_policy_and_the_answer_is_whole(
     model = ModelActor("m", config, scheduler, policy)
     stream = model.events("c")
     await until_ready(stream)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while not policy.attached or policy.attached[-1].exactness.exact is None:
             await asyncio.sleep(0.01)
         assert policy.attached[-1].exactness.exact

@@ -31,6 +31,7 @@ def test_a_short_run_on_a_tiny_model(tiny_checkpoint: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     *table, last = result.stdout.strip().splitlines()
     assert any("300" in line for line in table)
+    assert "model_ready" not in result.stdout
     figures = msgspec.json.decode(last)
     assert [row["context"] for row in figures["contexts"]] == [16, 300]
     for row in figures["contexts"]:
