@@ -16,7 +16,16 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 
 from bench import overhead as overhead_figures
-from bench import overhead_run, policy_run, regret, regret_tables, round_cost, round_run, speculation_run, tables
+from bench import (
+    overhead_run,
+    policy_run,
+    regret,
+    regret_tables,
+    round_cost,
+    round_run,
+    speculation_run,
+    tables,
+)
 from bench import speculation as speculation_figures
 from bench.errors import BenchError
 from bench.prompts import CHAT_PROMPTS
