@@ -131,7 +131,10 @@ class EngineThread:
                 events += self._apply(session, command)
             if engine.active:
                 events += _step(engine)
-            elif session.idle_step():
+                changed = session.heed_audit()
+            else:
+                changed = session.idle_step()
+            if changed:
                 self._listener.ready(session.facts)
             self._tell(session, events)
 

@@ -24,6 +24,8 @@ _DECIDED_BY = {
     "MLXCEL_ENABLE_MTP_B1": ("switches.pin",),
     "MLXCEL_MTP_ADAPTIVE": ("switches.adaptive",),
     "MLXCEL_MTP_ALLOW_INEXACT": ("switches.allow_inexact", "engine.allow_inexact"),
+    "MLXCEL_QMV_WIDE": ("switches.qmv_wide", "engine.qmv_wide"),
+    "MLXCEL_MTP_AUDIT_SHARE": ("switches.audit_share", "engine.audit_share"),
     "MLXCEL_DRAFT_BLOCK_SIZE": ("switches.block_size", "switches.auto_block_size", "engine.draft_block_size"),
     "MLXCEL_DRAFT_KIND": ("engine.draft_kind",),
     "LLAMA_ARG_SPEC_DRAFT_MODEL": ("engine.draft_model",),
@@ -93,6 +95,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     }
     values["engine.cache_root"] = switches.cache_dir
     values["engine.allow_inexact"] = switches.allow_inexact
+    values["engine.qmv_wide"] = switches.qmv_wide
+    values["engine.audit_share"] = switches.audit_share
     values["engine.draft_block_size"] = "auto" if switches.auto_block_size else switches.block_size or 0
     values["engine.draft_kind"] = environment.get("MLXCEL_DRAFT_KIND")
     values["engine.draft_model"] = environment.get("LLAMA_ARG_SPEC_DRAFT_MODEL")

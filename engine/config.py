@@ -21,7 +21,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `draft_kind` settles what the folder does not say; `draft_block_size` 0 is the drafter's own,
     `auto` starts there and follows the policy's recommendation;
     `draft_bits` quantises the drafter at load, 0 leaves it as stored. `allow_inexact` speculates although
-    the exactness probe found a difference.
+    the exactness probe found a difference. `audit_share` of the speculative rounds (0 to 1) is decoded again
+    token by token and compared; such rounds are not measured, so a large share leaves little to judge by.
+    `qmv_wide`, set to either value, pins the kernels as MLX has them: the probe tries no other selection.
     """
 
     model: str = EMBEDDED_MODEL
@@ -36,6 +38,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_block_size: int | str = 0
     draft_bits: int = 0
     allow_inexact: bool = False
+    audit_share: float = 0.002
+    qmv_wide: bool | None = None
 
     def __post_init__(self) -> None:
         """Check ranges; raises ValueError naming the value and the legal range."""
@@ -56,6 +60,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.draft_bits not in (0, 2, 3, 4, 6, 8):
             raise ValueError(f"draft_bits is {self.draft_bits}, legal: 0 (as stored), 2, 3, 4, 6, 8")
+        if not 0 <= self.audit_share <= 1:
+            raise ValueError(f"audit_share (--audit-share) is {self.audit_share}, legal: 0 (none) to 1 (all)")
         if self.prompt_cache_bytes < 0:
             raise ValueError(f"prompt_cache_bytes is {self.prompt_cache_bytes}, legal: 0 (off) or more")
 

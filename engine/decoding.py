@@ -1,6 +1,6 @@
 """A sequence past its prompt: what it needs to take the next step in any lane, and carries between lanes."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -8,6 +8,8 @@ from engine.course import PLAIN, Course
 from engine.history import DraftHistory
 from engine.measurement import Measurement
 from engine.sequence import Sequence
+
+GiveUpReason = Literal["drafter_failed", "audit"]
 
 
 class Pending(NamedTuple):
@@ -36,14 +38,16 @@ class Decoding:
         self.pending: Pending | None = None
         self.course: Course = PLAIN
         self.measurement: Measurement | None = None
+        self.gave_up: GiveUpReason | None = None
 
     @property
     def position(self) -> int:
         """Index, in the generated text, of the next token to be emitted."""
         return len(self.sequence.token_ids)
 
-    def give_up_drafting(self) -> None:
+    def give_up_drafting(self, reason: GiveUpReason) -> None:
         """Decode plainly from here on."""
+        self.gave_up = reason
         self.history = None
         self.course = PLAIN
         self.measurement = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine import embedded
 from engine.config import EMBEDDED_MODEL, EngineConfig
@@ -30,7 +31,8 @@ AUTO_SIZES = tuple(range(2, 9))
 class Speculation(Struct, frozen=True, kw_only=True):
     """A drafter bound to its target, not yet probed. `name` is what people call the drafter.
 
-    `may_resize` says that the block size is only the one to start with.
+    `may_resize` says that the block size is only the one to start with; `pinned_by` names the switch that
+    forbids other kernels than the default ones, if one does.
     """
 
     target: Target
@@ -40,6 +42,12 @@ class Speculation(Struct, frozen=True, kw_only=True):
     block_size: int
     may_resize: bool
     fingerprint: str
+    pinned_by: str = ""
+
+    @property
+    def probe_name(self) -> str:
+        """What the probe's result is stored under; one that covers several block sizes is another one."""
+        return f"{self.fingerprint}-auto" if self.may_resize else self.fingerprint
 
 
 class Probed(Struct, frozen=True, kw_only=True):
@@ -56,6 +64,10 @@ class Probed(Struct, frozen=True, kw_only=True):
     rows_ms: tuple[float, ...]
     draft_step_ms: float | None = None
     exact_sizes: tuple[int, ...] = ()
+
+    def refuted(self, detail: str) -> "Probed":
+        """The same, with exactness disproved by a later finding; the selection stays in force."""
+        return replace(self, is_exact=False, detail=detail)
 
     @property
     def plain_scale(self) -> float:
@@ -90,7 +102,10 @@ def attach_drafter(
         model_type=_model_type(path),
         block_size=block_size,
         may_resize=config.chooses_block_size and drafter.kind == "mtp",
-        fingerprint=fingerprint(loaded.facts, [*source_paths(config), path], block_size),
+        fingerprint=fingerprint(
+            loaded.facts, [*source_paths(config), path], block_size, is_pinned=config.qmv_wide is not None
+        ),
+        pinned_by="" if config.qmv_wide is None else "MLXCEL_QMV_WIDE",
     )
 
 
@@ -110,6 +125,7 @@ class ProbeRun:
             other_sizes=AUTO_SIZES if speculation.may_resize else (),
             context_length=context_length,
             prefill_chunk=chunk,
+            pinned_by=speculation.pinned_by,
         )
         self._steps: Generator[None, None, Probed] | None = None
 
@@ -124,8 +140,7 @@ class ProbeRun:
 
     def _run(self) -> Generator[None, None, Probed]:
         speculation = self._speculation
-        name = f"{speculation.fingerprint}-auto" if speculation.may_resize else speculation.fingerprint
-        stored = self._store.load(name)
+        stored = self._store.load(speculation.probe_name)
         if stored is not None:
             self._put_into_force(stored.result)
             return _probed(stored)
@@ -137,7 +152,7 @@ class ProbeRun:
                 speculation.target, speculation.drafter, speculation.block_size - 1
             )
         stored = StoredProbe(result=result, draft_step_ms=draft_ms)
-        self._store.save(name, stored)
+        self._store.save(speculation.probe_name, stored)
         return _probed(stored)
 
     def _put_into_force(self, result: ProbeResult) -> None:

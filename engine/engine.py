@@ -222,7 +222,7 @@ class Engine:
         if speculator is None:
             return
         if sequence.course.speculates and sequence.draft is None:
-            speculator.note_decline("concurrent" if decoding.course.speculates else "drafter_failed")
+            speculator.note_decline(decoding.gave_up or "concurrent")
         if decoding.measurement is not None:
             sample = speculator.sample(sequence, decoding.measurement, cancelled)
             if sample is not None:
@@ -240,7 +240,7 @@ class Engine:
     def _new_lanes(self) -> tuple[SoloLane, BatchLane]:
         context_length = self._loaded.card.context_length
         return (
-            SoloLane(self._forwarder, self._target, context_length),
+            SoloLane(self._forwarder, self._target, self._speculator, context_length),
             BatchLane(self._forwarder, self._config.num_slots, context_length, self.prefill_chunk),
         )
 

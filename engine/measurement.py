@@ -60,6 +60,12 @@ class Measurement:
         self._open.mtp_ms += wall_ms
         self._open.is_whole &= done.drafted == self._depth
 
+    def skip_round(self) -> None:
+        """A round whose time says nothing; neither it nor the slice it falls into is measured."""
+        if self._open.plain_tokens:
+            self._open = _OpenSlice()
+        self._open.is_whole = False
+
     def add_single(self, step: Step, wall_ms: float, slice_plain_tokens: int) -> None:
         """A step that emitted one token: a probe round, or a plain step of a slice of that many tokens."""
         if step == "probe":

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from speculative.probe import ProbeResult
+from speculative.selection import DEFAULT
+from speculative.verify_cost import VerifyCost
 
 _FOLDER = "mtp-probe"
 
@@ -43,6 +45,18 @@ class ProbeStore:
         except OSError as error:
             return error
         return None
+
+    def refute(self, fingerprint: str, detail: str) -> OSError | None:
+        """Store that what the probe found is not exact after all, so that no restart takes its word."""
+        refuted = ProbeResult(
+            exact=False,
+            selection=DEFAULT,
+            detail=detail,
+            attempts=(),
+            verify_cost=VerifyCost(plain_ms=0.0, rows_ms=()),
+            duration_ms=0.0,
+        )
+        return self.save(fingerprint, StoredProbe(result=refuted, draft_step_ms=None))
 
     def _path(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.json"

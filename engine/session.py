@@ -9,6 +9,7 @@ from collections.abc import Callable
 import structlog
 from msgspec import Struct
 
+from engine.audit import LiveAudit
 from engine.blas import Blas
 from engine.config import EngineConfig
 from engine.device import DeviceFacts
@@ -57,7 +58,8 @@ class Facts(Struct, frozen=True, kw_only=True):
 class Session:
     """A loaded engine.
 
-    `facts` changes when a probe that went on after the start has answered, and with the block size.
+    `facts` changes when a probe that went on after the start has answered, when an audit found a mismatch,
+    and with the block size.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Session:
         self._card, self._device = loaded.card, loaded.facts.device
         self._speculation = attach_drafter(loaded, config, progress)
         self._probed: Probed | None = None
-        speculator = _speculator(self._speculation, identity)
+        self._is_refuted = False
+        self._store = ProbeStore(config.cache_path())
+        speculator = _speculator(self._speculation, config, identity)
         target = self._speculation.target if self._speculation else None
         self._speculator = speculator
         self.engine = Engine(loaded, config, target, speculator)
@@ -96,6 +100,11 @@ class Session:
         return Facts(card=self._card, device=self._device, drafter=self._draft_facts())
 
     @property
+    def speculation(self) -> Speculation | None:
+        """The bound drafter, if there is one; the selection in force is the probe's once it has answered."""
+        return self._speculation
+
+    @property
     def has_idle_work(self) -> bool:
         """Whether a probe is still to be done."""
         return self._probe is not None
@@ -108,6 +117,27 @@ class Session:
         if probed is None:
             return False
         self._conclude(probed)
+        return True
+
+    def heed_audit(self) -> bool:
+        """Take in what the live audit found since the last call; returns whether `facts` changed.
+
+        A difference refutes a probe that found none. Where inexactness was known and allowed, only the first
+        changed token is news.
+        """
+        speculation, speculator, probed = self._speculation, self._speculator, self._probed
+        found = speculator.audit.take() if speculator else None
+        if found is None or probed is None or speculation is None or self._is_refuted:
+            return False
+        if not (probed.is_exact or found.changes_token):
+            return False
+        self._is_refuted = True
+        detail = f"{found.reason}."
+        self._probed = probed.refuted(detail)
+        error = self._store.refute(speculation.probe_name, detail)
+        if error is not None:
+            log.warning("audit_not_stored", consequence="the next start may probe again", error=str(error))
+        self._warn_inexact(detail)
         return True
 
     def set_gate(self, gate: Gate) -> bool:
@@ -138,7 +168,7 @@ class Session:
             return None
         return ProbeRun(
             self._speculation,
-            ProbeStore(self._config.cache_path()),
+            self._store,
             self._card.context_length,
             max(self.engine.prefill_chunk, _MIN_PROBE_CHUNK),
         )
@@ -161,15 +191,19 @@ class Session:
         speculator.plain_scale = probed.plain_scale
         if probed.is_exact:
             log.info("exactness_probe_passed", selection=probed.selection, rows_ms=probed.rows_ms)
-        elif self._config.allow_inexact:
-            log.warning("mtp_inexact", reason=probed.detail, allowed_by="MLXCEL_MTP_ALLOW_INEXACT")
         else:
-            log.warning(
-                "mtp_declined",
-                reason=probed.detail,
-                consequence="falling back to plain decode",
-                override="MLXCEL_MTP_ALLOW_INEXACT=1",
-            )
+            self._warn_inexact(probed.detail)
+
+    def _warn_inexact(self, reason: str) -> None:
+        if self._config.allow_inexact:
+            log.warning("mtp_inexact", reason=reason, allowed_by="MLXCEL_MTP_ALLOW_INEXACT")
+            return
+        log.warning(
+            "mtp_declined",
+            reason=reason,
+            consequence="falling back to plain decode",
+            override="MLXCEL_MTP_ALLOW_INEXACT=1",
+        )
 
     def _draft_facts(self) -> DraftFacts | None:
         speculation, speculator = self._speculation, self._speculator
@@ -186,10 +220,15 @@ class Session:
         )
 
 
-def _speculator(speculation: Speculation | None, identity: Identity) -> Speculator | None:
+def _speculator(
+    speculation: Speculation | None, config: EngineConfig, identity: Identity
+) -> Speculator | None:
     if speculation is None:
         return None
-    speculator = Speculator(speculation.drafter, speculation.block_size, identity)
+    audit = LiveAudit(config.audit_share)
+    speculator = Speculator(
+        speculation.drafter, speculation.block_size, identity, audit, config.allow_inexact
+    )
     if speculation.drafter.kind == "model":
         speculator.gate = Gate(enabled=True)
     return speculator

@@ -10,26 +10,35 @@ from typing import cast
 import mlx.core as mx
 
 from engine.course import Step, advance, next_step
-from engine.decoding import Decoding, Pending
+from engine.decoding import Decoding, GiveUpReason, Pending
 from engine.forwarder import Forwarder
 from engine.measurement import with_round
 from engine.picker import Picker
+from engine.speculator import Speculator
 from messages.events import DraftTimings, TokensEmitted
+from messages.policy import FallbackReason
+from speculative.audit import Start, audit_round, start_of
 from speculative.round import Burst, DraftFailedError, Round, run_round
 from speculative.target import Target
 
 
 class SoloLane:
-    """One sequence at most; `failures` counts requests whose drafter failed under way."""
+    """One sequence at most."""
 
-    def __init__(self, forwarder: Forwarder, target: Target | None, context_length: int) -> None:
-        """`target` is the forwarder's tapped target, None on a server without a drafter."""
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        target: Target | None,
+        speculator: Speculator | None,
+        context_length: int,
+    ) -> None:
+        """`target` is the forwarder's tapped target; without a drafter it and `speculator` are None."""
         self._forwarder = forwarder
         self._target = target
+        self._speculator = speculator
         self._context_length = context_length
         self._decoding: Decoding | None = None
         self._picker: Picker | None = None
-        self.failures = 0
 
     @property
     def decoding(self) -> Decoding | None:
@@ -46,6 +55,8 @@ class SoloLane:
     def step(self) -> TokensEmitted | None:
         """Take one step; the caller looks at the sequence's finish reason afterwards."""
         decoding, picker = self._occupied()
+        if decoding.history is not None and self._speculator is not None and not self._speculator.is_exact:
+            self._give_up(decoding, "audit")
         step = next_step(decoding.course, decoding.sequence.remaining_tokens)
         can_draft = decoding.history is not None and decoding.history.can_draft
         if step == "plain" or decoding.pending is not None or not can_draft:
@@ -55,7 +66,7 @@ class SoloLane:
         try:
             return self._round(decoding, picker)
         except DraftFailedError:
-            self._drafter_failed(decoding)
+            self._give_up(decoding, "drafter_failed")
             return self._single(decoding, picker, "plain")
 
     def settle(self) -> TokensEmitted | None:
@@ -102,17 +113,37 @@ class SoloLane:
         return Pending(token, picker.logprobs, out.features)
 
     def _round(self, decoding: Decoding, picker: Picker) -> TokensEmitted | None:
+        audited = self._start_of_audit(decoding)
         started = time.perf_counter()
         done, event = self._run(decoding, picker)
         decoding.bonus = done.bonus
         _count(decoding, done)
         wall_ms = (time.perf_counter() - started) * 1e3
-        if decoding.measurement is not None:
+        if audited is not None:
+            self._audit(decoding, picker, audited, done)
+        elif decoding.measurement is not None:
             decoding.measurement.add_round(done, wall_ms)
+        bails = decoding.course.bail_out.bails
         decoding.course = advance(decoding.course, "round", len(done.emitted))
+        if decoding.course.bail_out.bails > bails:
+            self._note_fallback("bail_out")
         if done.drafter_error is not None:
-            self._drafter_failed(decoding)
+            self._give_up(decoding, "drafter_failed")
         return event
+
+    def _start_of_audit(self, decoding: Decoding) -> Start | None:
+        """What auditing the next round takes, if it is its turn."""
+        if self._speculator is None or not self._speculator.audit.is_due():
+            return None
+        return start_of(decoding.caches, decoding.bonus, decoding.position)
+
+    def _audit(self, decoding: Decoding, picker: Picker, start: Start, done: Round) -> None:
+        """Re-check a round whose tokens are final; what it took is nobody's measurement."""
+        if self._speculator is None or self._target is None:
+            return
+        self._speculator.note_audit(audit_round(self._target, start, done, decoding.caches, picker))
+        if decoding.measurement is not None:
+            decoding.measurement.skip_round()
 
     def _run(self, decoding: Decoding, picker: Picker) -> tuple[Round, TokensEmitted | None]:
         history, sequence = decoding.history, decoding.sequence
@@ -140,9 +171,13 @@ class SoloLane:
         depth = min(decoding.course.depth, sequence.remaining_tokens - 1)
         return run_round(burst, depth, picker, limit), events[0]
 
-    def _drafter_failed(self, decoding: Decoding) -> None:
-        self.failures += 1
-        decoding.give_up_drafting()
+    def _give_up(self, decoding: Decoding, reason: GiveUpReason) -> None:
+        self._note_fallback(reason)
+        decoding.give_up_drafting(reason)
+
+    def _note_fallback(self, reason: FallbackReason) -> None:
+        if self._speculator is not None:
+            self._speculator.note_fallback(reason)
 
     def _occupied(self) -> tuple[Decoding, Picker]:
         if self._decoding is None or self._picker is None:

@@ -5,14 +5,16 @@ Reads the gate as a plain field once per request. Knows no lanes and sends no me
 
 from collections import Counter
 
+from engine.audit import LiveAudit
 from engine.course import PLAIN, Course, course_for
 from engine.history import DraftHistory
 from engine.identity import Identity
 from engine.measurement import Measurement
 from engine.prompt_cache import PromptState
 from engine.sequence import Sequence
-from messages.policy import Counts, Declined, DeclineReason, Gate, Sample
+from messages.policy import Counts, Declined, DeclineReason, FallbackReason, FellBack, Gate, Sample
 from messages.requests import GenerateRequest
+from speculative.audit import Mismatch
 from speculative.drafter import Drafter
 
 # A bonus token, and one round that can emit two.
@@ -22,20 +24,33 @@ MIN_TOKENS = 4
 class Speculator:
     """The speculative side of one engine with a drafter."""
 
-    def __init__(self, drafter: Drafter, block_size: int, identity: Identity) -> None:
-        """Speculates with `block_size` rows per verify forward, once it is known to be exact."""
+    def __init__(
+        self,
+        drafter: Drafter,
+        block_size: int,
+        identity: Identity,
+        audit: LiveAudit | None = None,
+        allow_inexact: bool = False,
+    ) -> None:
+        """Speculates with `block_size` rows per verify forward, once it is known to be exact.
+
+        Without `audit` no round is re-checked; with `allow_inexact` a mismatch is counted but stops nothing.
+        """
         self.drafter = drafter
+        self.audit = audit or LiveAudit()
         # Set by the exactness probe; without it nothing speculates, whatever the gate says.
         self.is_exact = False
         # Time of ordinary decode over that of a plain step under the kernel selection in force.
         self.plain_scale = 1.0
         self._identity = identity
+        self._allow_inexact = allow_inexact
         self._depth = block_size - 1
         self._set(Gate())
         self._eligible = 0
         self._attempts = 0
         self._bursts = 0
         self._declines: Counter[DeclineReason] = Counter()
+        self._fallbacks: Counter[FallbackReason] = Counter()
 
     @property
     def block_size(self) -> int:
@@ -75,6 +90,9 @@ class Speculator:
             attempts=self._attempts,
             bursts=self._bursts,
             declines=tuple(Declined(reason, count) for reason, count in sorted(self._declines.items())),
+            fallbacks=tuple(FellBack(reason, count) for reason, count in sorted(self._fallbacks.items())),
+            audited=self.audit.audited,
+            mismatches=self.audit.mismatches,
         )
 
     def plan(self, request: GenerateRequest) -> Course:
@@ -120,6 +138,16 @@ class Speculator:
     def note_decline(self, reason: DeclineReason) -> None:
         """An attempt has ended without a round."""
         self._declines[reason] += 1
+
+    def note_fallback(self, reason: FallbackReason) -> None:
+        """A request that was speculating goes on in plain decode."""
+        self._fallbacks[reason] += 1
+
+    def note_audit(self, found: Mismatch | None) -> None:
+        """A round was audited; a mismatch ends speculation at once, unless inexactness is allowed."""
+        self.audit.note(found)
+        if found is not None and not self._allow_inexact:
+            self.is_exact = False
 
     def sample(self, sequence: Sequence, measurement: Measurement, cancelled: bool) -> Sample | None:
         """The report of a measured request that has ended; None when nothing was measured."""

@@ -28,7 +28,9 @@ DeclineReason = Literal[
     "too_short",
     "drafter_failed",
     "target_unsupported",
+    "audit",
 ]
+FallbackReason = Literal["drafter_failed", "audit", "bail_out"]
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
@@ -101,16 +103,27 @@ class Declined(Struct, frozen=True):
     count: int
 
 
+class FellBack(Struct, frozen=True):
+    """How often a speculating request went on in plain decode: for good, or for the pause of a bail-out."""
+
+    reason: FallbackReason
+    count: int
+
+
 class Counts(Struct, frozen=True, kw_only=True):
     """Cumulative counters of one incarnation, so a lost report loses nothing.
 
     An attempt is a request that reached the gates below the policy with the policy's gate open; it either
-    became a burst or was declined for one reason.
+    became a burst or was declined for one reason. `audited` rounds were re-checked against plain decode, and
+    `mismatches` of them differed.
     """
 
     attempts: int = 0
     bursts: int = 0
     declines: tuple[Declined, ...] = ()
+    fallbacks: tuple[FellBack, ...] = ()
+    audited: int = 0
+    mismatches: int = 0
 
 
 class Attach(Struct, frozen=True, tag=True, kw_only=True):
@@ -304,6 +317,9 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
     attempts: int = 0
     bursts: int = 0
     declines: tuple[Declined, ...] = ()
+    fallbacks: tuple[FellBack, ...] = ()
+    audited_rounds: int = 0
+    audit_mismatches: int = 0
     starved_by: DeclineReason | None = None
     replicas: int = 0
 

@@ -66,6 +66,9 @@ def _report(cluster: Cluster, key: str) -> PolicyReport:
         attempts=total.attempts,
         bursts=total.bursts,
         declines=total.declines,
+        fallbacks=total.fallbacks,
+        audited_rounds=total.audited,
+        audit_mismatches=total.mismatches,
         starved_by=starved if enabled else None,
         replicas=len(live),
     )

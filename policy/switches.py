@@ -3,6 +3,7 @@
 Spellings are strict on purpose: a switch that is set but not understood stops the start.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from msgspec import Struct
 ON = ("1", "true", "yes", "on")
 OFF = ("0", "false", "no", "off")
 BLOCK_SIZES = range(2, 17)
-FLAG_NAMES = ("MLXCEL_ENABLE_MTP_B1", "MLXCEL_MTP_ADAPTIVE", "MLXCEL_MTP_ALLOW_INEXACT")
+FLAG_NAMES = (
+    "MLXCEL_ENABLE_MTP_B1",
+    "MLXCEL_MTP_ADAPTIVE",
+    "MLXCEL_MTP_ALLOW_INEXACT",
+    "MLXCEL_QMV_WIDE",
+)
 
 
 class SwitchError(ValueError):
@@ -22,14 +28,17 @@ class Switches(Struct, frozen=True, kw_only=True):
     """What the operator pinned.
 
     pin: True or False fixes the burst on or off, None leaves it to the policy. adaptive: False measures and
-    persists nothing. allow_inexact: speculate although the probe found a byte difference. cache_dir: root of
-    persisted verdicts. block_size: the K to use, None for the drafter's own, `auto_block_size` for the
-    policy's choice.
+    persists nothing. allow_inexact: speculate although the probe found a byte difference. qmv_wide: not None
+    pins the matrix kernels, so the probe may not try others. audit_share: of rounds to re-check, None for the
+    default. cache_dir: root of persisted verdicts. block_size: the K to use, None for the drafter's own,
+    `auto_block_size` for the policy's choice.
     """
 
     pin: bool | None = None
     adaptive: bool = True
     allow_inexact: bool = False
+    qmv_wide: bool | None = None
+    audit_share: float | None = None
     cache_dir: str | None = None
     block_size: int | None = None
     auto_block_size: bool = False
@@ -38,18 +47,21 @@ class Switches(Struct, frozen=True, kw_only=True):
 def parse(values: Mapping[str, str]) -> Switches:
     """Read the switches out of `values`; raises SwitchError listing everything that is not understood."""
     problems: list[str] = []
-    pin, adaptive, allow_inexact = (_flag(name, values.get(name), problems) for name in FLAG_NAMES)
+    pin, adaptive, allow_inexact, qmv_wide = (_flag(name, values.get(name), problems) for name in FLAG_NAMES)
     block_text = values.get("MLXCEL_DRAFT_BLOCK_SIZE")
     cache_dir = values.get("MLXCEL_CACHE_DIR")
     if cache_dir is not None and not cache_dir.strip():
         problems.append("MLXCEL_CACHE_DIR is empty; set it to a directory or unset it")
     block_size = _block_size(block_text, problems)
+    audit_share = _share("MLXCEL_MTP_AUDIT_SHARE", values.get("MLXCEL_MTP_AUDIT_SHARE"), problems)
     if problems:
         raise SwitchError("; ".join(problems))
     return Switches(
         pin=pin,
         adaptive=adaptive is not False,
         allow_inexact=allow_inexact is True,
+        qmv_wide=qmv_wide,
+        audit_share=audit_share,
         cache_dir=cache_dir,
         block_size=block_size,
         auto_block_size=_is_auto(block_text),
@@ -70,6 +82,16 @@ def _flag(name: str, text: str | None, problems: list[str]) -> bool | None:
     if word in ON or word in OFF:
         return word in ON
     problems.append(f"{name} is {text!r}; legal values are {', '.join(ON)} (on), {', '.join(OFF)} (off)")
+    return None
+
+
+def _share(name: str, text: str | None, problems: list[str]) -> float | None:
+    if text is None:
+        return None
+    # Plain decimals only: `float` would also read 1_0, 1e-3, inf and nan.
+    if re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip(), re.ASCII) and (share := float(text)) <= 1:
+        return share
+    problems.append(f"{name} is {text!r}; legal values are 0 (none) to 1 (all), for example 0.002")
     return None
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from messages.policy import Counts, Declined, DeclineReason
+from messages.policy import Counts, Declined, DeclineReason, FallbackReason, FellBack
 
 
 def plus(left: Counts, right: Counts) -> Counts:
@@ -11,6 +11,9 @@ def plus(left: Counts, right: Counts) -> Counts:
         attempts=left.attempts + right.attempts,
         bursts=left.bursts + right.bursts,
         declines=_rows(_by_reason(left) + _by_reason(right)),
+        fallbacks=_fallback_rows(_fallbacks(left) + _fallbacks(right)),
+        audited=left.audited + right.audited,
+        mismatches=left.mismatches + right.mismatches,
     )
 
 
@@ -20,6 +23,9 @@ def minus(later: Counts, earlier: Counts) -> Counts:
         attempts=max(later.attempts - earlier.attempts, 0),
         bursts=max(later.bursts - earlier.bursts, 0),
         declines=_rows(_by_reason(later) - _by_reason(earlier)),
+        fallbacks=_fallback_rows(_fallbacks(later) - _fallbacks(earlier)),
+        audited=max(later.audited - earlier.audited, 0),
+        mismatches=max(later.mismatches - earlier.mismatches, 0),
     )
 
 
@@ -44,3 +50,11 @@ def _by_reason(counts: Counts) -> Counter[DeclineReason]:
 
 def _rows(reasons: Counter[DeclineReason]) -> tuple[Declined, ...]:
     return tuple(Declined(reason, count) for reason, count in sorted(reasons.items()))
+
+
+def _fallbacks(counts: Counts) -> Counter[FallbackReason]:
+    return Counter({row.reason: row.count for row in counts.fallbacks})
+
+
+def _fallback_rows(reasons: Counter[FallbackReason]) -> tuple[FellBack, ...]:
+    return tuple(FellBack(reason, count) for reason, count in sorted(reasons.items()))

@@ -102,6 +102,9 @@ def _fields(report: PolicyReport) -> dict[str, object]:
         "attempts": report.attempts,
         "bursts": report.bursts,
         "declines": {declined.reason: declined.count for declined in report.declines},
+        "fallbacks": {fallback.reason: fallback.count for fallback in report.fallbacks},
+        "audited_rounds": report.audited_rounds,
+        "audit_mismatches": report.audit_mismatches,
         "starved_by": report.starved_by,
         "replicas": report.replicas,
     }

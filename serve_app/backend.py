@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from messages.events import Event
 from messages.model import ModelStatus
+from messages.policy import PolicyReport
 from messages.requests import GenerateRequest
 from messages.scheduling import Admit, Busy, SchedulerLoad
 from serve_app.errors import ServerError
@@ -49,6 +50,10 @@ class Backend(Protocol):
 
     def policy_mirror(self) -> dict[str, Any]:
         """The same state in the shape `/health` shows."""
+        ...
+
+    def pairings(self) -> tuple[PolicyReport, ...]:
+        """The policy's newest report on each pairing that is served."""
         ...
 
     def load(self) -> SchedulerLoad | None:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +16,21 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table as RichTable
 
 from bench import overhead as overhead_figures
-from bench import overhead_run, policy_run, regret, regret_tables, speculation_run, tables
+from bench import (
+    overhead_run,
+    policy_run,
+    regret,
+    regret_tables,
+    round_cost,
+    round_run,
+    speculation_run,
+    tables,
+)
 from bench import speculation as speculation_figures
 from bench.errors import BenchError
 from bench.prompts import CHAT_PROMPTS
 from bench.workloads import PROMPTS_PER_CELL
-from configs.schema import SettingsError, resolve
+from configs.schema import Settings, SettingsError, resolve
 from engine.config import EMBEDDED_MODEL
 
 bench_app = typer.Typer(help="Measure this server against others and against itself.", no_args_is_help=True)
@@ -154,6 +163,27 @@ def policy(
     _print_json(regret.summary(outcomes, tokens))
 
 
+@bench_app.command("round")
+def round_(
+    as_json: JsonOption = False,
+    model: Annotated[str, typer.Option("--model", "-m", help="As for mtp-serve serve.")] = EMBEDDED_MODEL,
+    model_draft: Annotated[str, typer.Option(help="As for mtp-serve serve.")] = "auto",
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, max=1 << 20, help="Tokens of context; repeat for several.")
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, max=200, help="Measurements per length.")] = 9,
+) -> None:
+    """Compare one round with its bare verify forward, in this process, at 64 and 8192 tokens of context."""
+    settings = _settings({"engine.model": model, "engine.draft_model": model_draft})
+    plan = round_run.Plan(config=settings.engine, contexts=tuple(context or (64, 8192)), turns=turns)
+    # The engine logs in this process; standard output is for the result.
+    with _failing_with_a_sentence(), _progress(as_json) as progress, redirect_stdout(sys.stderr):
+        points, conditions = round_run.measure(plan, progress)
+    if not as_json:
+        _show(round_cost.round_table(points))
+    _print_json(round_cost.summary(points, conditions))
+
+
 def _pairings(chosen: list[str] | None) -> dict[str, str]:
     unknown = [name for name in chosen or () if name not in policy_run.PAIRINGS]
     if unknown:
@@ -215,8 +245,12 @@ def _print_json(figures: dict[str, object]) -> None:
 
 
 def _cache_root() -> Path:
+    return _settings({}).engine.cache_path()
+
+
+def _settings(flags: dict[str, object]) -> Settings:
     try:
-        return resolve(None, os.environ, {}).settings.engine.cache_path()
+        return resolve(None, os.environ, flags).settings
     except SettingsError as error:
         errors.print(f"mtp-serve: {error}", markup=False)
         raise typer.Exit(2) from error

@@ -58,6 +58,9 @@ def serve(
         str | None,
         typer.Option(help="Rows per verify forward, 2 to 16; 0 is the drafter's own; auto: as measured."),
     ] = None,
+    audit_share: Annotated[
+        float | None, typer.Option(help="Share of speculative rounds re-checked token by token, 0 to 1.")
+    ] = None,
     ctx_size: Annotated[
         int | None, typer.Option(help="Context length in tokens; 0 is the model's own.")
     ] = None,
@@ -92,6 +95,7 @@ def serve(
             "engine.draft_model": model_draft,
             "engine.draft_kind": draft_kind,
             "engine.draft_block_size": _number_or_word(draft_block_size),
+            "engine.audit_share": audit_share,
             "http.host": host,
             "http.port": port,
             "http.served_model_name": served_model_name,

@@ -90,7 +90,7 @@ class HttpApp:
         return _json(body, 503, {"retry-after": str(self._config.loading_retry_s)})
 
     async def _metrics_page(self, _: Request) -> Response:
-        text = self._metrics.render(self._backend.load())
+        text = self._metrics.render(self._backend.load(), self._backend.pairings())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def _model_name(self) -> str | None:

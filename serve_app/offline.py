@@ -50,7 +50,9 @@ def generate(config: EngineConfig, prompt: Prompt, write: Callable[[str], None])
     session.set_gate(Gate(enabled=True))
     session.engine.submit(_request(session, prompt))
     while session.engine.active:
-        for event in session.engine.step():
+        events = session.engine.step()
+        session.heed_audit()
+        for event in events:
             match event:
                 case TokensEmitted(text=text):
                     write(text)

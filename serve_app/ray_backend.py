@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from messages.events import TERMINAL, Event, Failed
 from messages.model import EventBatch, ModelMessage, ModelStatus
-from messages.policy import PolicySnapshot
+from messages.policy import PolicyReport, PolicySnapshot
 from messages.requests import GenerateRequest, RequestId
 from messages.scheduling import Admit, AdmitReply, Busy, SchedulerLoad
 from policy import wire
@@ -77,6 +77,10 @@ class RayBackend:
     def policy_mirror(self) -> dict[str, Any]:
         """The same in the shape `/health` shows."""
         return wire.health_mirror(self._visible_snapshot())
+
+    def pairings(self) -> tuple[PolicyReport, ...]:
+        """The newest reports known; counters do not go back to nothing while a model restarts."""
+        return self._snapshot.pairings if self._snapshot is not None else ()
 
     def readers_alive(self) -> bool:
         """Whether every background reader still runs."""

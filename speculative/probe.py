@@ -29,6 +29,7 @@ class ProbeSettings(Struct, frozen=True, kw_only=True):
 
     `other_sizes` are further block sizes to be compared once a selection is exact for `block_size`. The cost
     of a verify is measured up to `cost_rows` rows, blocks permitting more if they are larger.
+    `pinned_by` names what forbids to try other kernels than the default ones, if anything does.
     """
 
     block_size: int
@@ -38,6 +39,7 @@ class ProbeSettings(Struct, frozen=True, kw_only=True):
     cost_rows: int = 8
     prefill_chunk: int = 256
     repeats: int = 5
+    pinned_by: str = ""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -55,8 +57,9 @@ class ProbeResult(Struct, frozen=True, kw_only=True):
     """The probe's answer, ready to be stored.
 
     `selection` is the first exact one, or the default selection when none is; then `detail` says how that one
-    differed. `verify_cost` was measured under `selection`, except for `plain_ms`. `exact_sizes` are the block
-    sizes that were compared after every context and never differed under `selection`, ascending.
+    differed and what else was tried. `verify_cost` was measured under `selection`, except for `plain_ms`.
+    `exact_sizes` are the block sizes that were compared after every context and never differed under
+    `selection`, ascending.
     """
 
     exact: bool
@@ -103,7 +106,8 @@ def probe_steps(
     else:
         starts = yield from _prefill(target, settings)
         on_cpu = mx.default_device().type == mx.DeviceType.cpu
-        for selection in candidates(settings.block_size, on_cpu and target.attends_in_tiles):
+        choice = candidates(settings.block_size, on_cpu and target.attends_in_tiles)
+        for selection in (DEFAULT,) if settings.pinned_by else choice:
             attempt = yield from _attempt(target, selection, starts, settings.block_size, plain_caches)
             attempts.append(attempt)
             if not attempt.reason:
@@ -119,12 +123,24 @@ def probe_steps(
     return ProbeResult(
         exact=exact is not None,
         selection=exact or DEFAULT,
-        detail="" if exact else attempts[0].reason,
+        detail="" if exact else _detail(attempts, settings.pinned_by),
         attempts=tuple(attempts),
         verify_cost=cost,
         duration_ms=(time.perf_counter() - begin) * 1e3,
         exact_sizes=sizes,
     )
+
+
+def _detail(attempts: Sequence[Attempt], pinned_by: str) -> str:
+    """Why the default selection is not exact, and what became of the others."""
+    first, *others = attempts
+    tried = [attempt.selection.describe() for attempt in others if attempt.ran]
+    said = f"{first.reason}."
+    if pinned_by and first.ran:
+        said += f" The qmv_wide retry was skipped because {pinned_by} is pinned."
+    elif tried:
+        said += f" Selecting {' or '.join(tried)} did not make it exact either."
+    return said
 
 
 def _not_run(selection: Selection, reason: object) -> Attempt:
@@ -232,7 +248,7 @@ def _compare(
         logits = target.verify(mx.array([start.block[:size]]), block).logits[0]
         block.keep(1)
         after = target.forward(mx.array([[start.block[1]]]), caches).logits[0]
-        reason = _block_difference(logits, chain) or _rewind_difference(after, chain[1:2])
+        reason = block_difference(logits, chain) or rewind_difference(after, chain[1:2])
         yield
         if reason:
             differing[size] = reason
@@ -245,7 +261,7 @@ def differing_bytes(left: mx.array, right: mx.array) -> mx.array:
     return unequal.sum(axis=-1)
 
 
-def _block_difference(block: mx.array, chain: mx.array) -> str:
+def block_difference(block: mx.array, chain: mx.array) -> str:
     counts: list[int] = differing_bytes(block, chain[: block.shape[0]]).tolist()  # pyright: ignore[reportAssignmentType]
     position = next((i for i, count in enumerate(counts) if count), None)
     if position is None:
@@ -257,7 +273,7 @@ def _block_difference(block: mx.array, chain: mx.array) -> str:
     )
 
 
-def _rewind_difference(after: mx.array, chain: mx.array) -> str:
+def rewind_difference(after: mx.array, chain: mx.array) -> str:
     count = differing_bytes(after, chain).item()
     total = chain.shape[-1] * chain.dtype.size
     if not count:

@@ -1,9 +1,12 @@
 """The model actor on a plain event loop with the tiny model: events, cancels, lost listeners, bad loads."""
 
 import asyncio
+import itertools
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from actors.model_actor import ModelActor
@@ -13,6 +16,9 @@ from messages.model import EventBatch, ModelMessage, ModelStatus
 from messages.policy import Attach, Detach, ExactnessFound, Gate, NotAttached, Renew, Sample
 from messages.requests import GenerateRequest, RequestId, SamplingParams
 from messages.scheduling import LoadReport, Released
+from speculative.rollback import OpenBlock
+from speculative.target import Forward, Target
+from tests import tiny
 
 
 class RecordingScheduler:
@@ -173,6 +179,65 @@ async def test_a_forgotten_lease_is_taken_out_again(actor: ModelActor, policy: F
         while len(policy.attached) < 2:
             await asyncio.sleep(0.05)
     assert policy.attached[0] == policy.attached[1]
+
+
+class OpenPolicy(ForgetfulPolicy):
+    """A policy whose gate is open while what is attached is exact."""
+
+    async def attach(self, message: Attach) -> Gate:
+        """The gate follows exactness."""
+        gate = await super().attach(message)
+        return Gate(enabled=message.exactness.exact is True, version=gate.version)
+
+    async def renew(self, message: Renew) -> Gate:
+        """As attached."""
+        return Gate(enabled=self.attached[-1].exactness.exact is True, version=len(self.attached))
+
+
+async def test_an_audit_mismatch_reaches_the_policy_and_the_answer_is_whole(
+    tiny_checkpoint: Path, tmp_path: Path, scheduler: RecordingScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verify block that no longer equals plain decode is attached as inexact while the request finishes."""
+    honest, policy = Target.verify, OpenPolicy()
+    spoiled = threading.Event()
+
+    def verify(self: Target, tokens: mx.array, block: OpenBlock) -> Forward:
+        out = honest(self, tokens, block)
+        if not is_serving.is_set():
+            return out
+        spoiled.set()
+        return out._replace(logits=out.logits + 1e-3 * mx.arange(out.logits.shape[-1]))
+
+    is_serving = threading.Event()
+    monkeypatch.setattr(Target, "verify", verify)
+    config = EngineConfig(
+        model=str(tiny_checkpoint),
+        draft_model=str(tiny.write_head(tmp_path / "head")),
+        cache_root=str(tmp_path),
+        audit_share=1.0,
+    )
+    model = ModelActor("m", config, scheduler, policy)
+    stream = model.events("c")
+    await until_ready(stream)
+    async with asyncio.timeout(200):
+        while not policy.attached or policy.attached[-1].exactness.exact is None:
+            await asyncio.sleep(0.01)
+        assert policy.attached[-1].exactness.exact
+        is_serving.set()
+        # Until the gate has arrived requests decode plainly.
+        for number in itertools.count():
+            await model.submit(request(f"r{number}", max_tokens=20))
+            ends = await closing(stream, 1)
+            assert ends[f"r{number}"].usage.completion_tokens == 20
+            if spoiled.is_set():
+                break
+        while policy.attached[-1].exactness.exact:
+            await asyncio.sleep(0.01)
+    assert (
+        "verify block position 0 differs from the single-token chain in"
+        in policy.attached[-1].exactness.detail
+    )
+    model.close()
 
 
 async def test_a_model_that_cannot_load_says_why_and_stays_healthy(

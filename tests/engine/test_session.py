@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from engine.config import EngineConfig
@@ -10,6 +11,8 @@ from engine.identity import Identity
 from engine.session import Session
 from messages.policy import Gate
 from messages.scheduling import ModelName
+from speculative.rollback import OpenBlock
+from speculative.target import Forward
 from tests import tiny
 from tests.engine.conftest import NO_BLAS, finish_of, request, run
 
@@ -82,3 +85,60 @@ def test_a_drafter_that_cannot_serve_is_a_clear_error(
     wide = tiny.write_checkpoint(tmp_path / "wide", hidden_size=64)
     with pytest.raises(ModelLoadError, match=r"32.*64"):
         session(wide, tmp_path, draft_model=str(head))
+
+
+def corrupt(started: Session) -> None:
+    """Make the second row of every verify block differ by rounding from now on."""
+    target = started.speculation.target
+    honest = target.verify
+
+    def verify(tokens: mx.array, block: OpenBlock) -> Forward:
+        out = honest(tokens, block)
+        noise = mx.zeros_like(out.logits)
+        noise[:, 1:2] = 1e-3
+        return out._replace(logits=out.logits + noise)
+
+    target.verify = verify
+
+
+def test_a_mismatch_refutes_the_probe_for_good(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """What the audit found is told once, closes the pairing, and a restart does not forget it."""
+    settings = {"draft_model": str(tiny_checkpoint), "audit_share": 1.0}
+    started = session(tiny_checkpoint, tmp_path, **settings)
+    run(started.engine, request())
+    assert not started.heed_audit()
+    corrupt(started)
+    run(started.engine, request(max_tokens=30))
+    assert started.heed_audit()
+    assert not started.heed_audit()
+    probed = started.facts.drafter.probed
+    assert not probed.is_exact
+    assert probed.detail.startswith(
+        "a live audit found that verify block position 1 differs from the single-token"
+    )
+    assert probed.detail.endswith(" logit bytes.")
+    again = session(tiny_checkpoint, tmp_path, **settings)
+    assert again.facts.drafter.probed.detail == probed.detail
+    assert finish_of(run(again.engine, request())["r"]).timings.draft is None
+
+
+def test_allowed_inexactness_outlives_a_mismatch(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Rounds go on, but the pairing no longer counts as exact."""
+    settings = {"draft_model": str(tiny_checkpoint), "audit_share": 1.0, "allow_inexact": True}
+    started = session(tiny_checkpoint, tmp_path, **settings)
+    corrupt(started)
+    draft = finish_of(run(started.engine, request(max_tokens=30))["r"]).timings.draft
+    assert draft.draft_rounds > 1
+    assert started.heed_audit()
+    assert not started.facts.drafter.probed.is_exact
+    run(started.engine, request())
+    assert not started.heed_audit()
+
+
+def test_pinned_kernels_have_a_probe_of_their_own(tiny_checkpoint: Path, tmp_path: Path, head: Path) -> None:
+    """An answer found with a choice of kernels does not serve a start without one."""
+    prints = {
+        session(tiny_checkpoint, tmp_path, draft_model=str(head), qmv_wide=pin).facts.drafter.fingerprint
+        for pin in (None, True, False)
+    }
+    assert len(prints) == len(list((tmp_path / "mtp-probe").iterdir())) == 2

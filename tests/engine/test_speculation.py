@@ -11,7 +11,7 @@ from engine.identity import Identity
 from engine.loading import LoadedModel
 from engine.speculator import Speculator
 from messages.events import Event, TokensEmitted
-from messages.policy import BailOut, Gate
+from messages.policy import BailOut, FellBack, Gate
 from messages.requests import GenerateRequest
 from messages.scheduling import ModelName
 from speculative.drafter import Drafter
@@ -113,7 +113,7 @@ def test_speculation_equals_plain_decode(
     for gate in (OPEN, MEASURE):
         fast = speculating(drafter, gate, block_size)
         got = run(fast, item)["r"]
-        assert fast._solo.failures == 0
+        assert fast._speculator.counts.fallbacks == ()
         assert (finish_of(got).timings.draft is None) == (item.max_tokens < 4)
         assert outcome(got)[:4] == outcome(plain)[:4]
         for mine, theirs in zip(outcome(got)[4], outcome(plain)[4], strict=True):
@@ -160,7 +160,7 @@ def test_eos_inside_an_accepted_block(
     fast = speculating(drafter)
     fast._loaded = ended
     assert outcome(run(fast, asked)["r"]) == outcome(plain)
-    assert fast._solo.failures == 0
+    assert fast._speculator.counts.fallbacks == ()
 
 
 def test_a_request_that_meets_others_keeps_its_text_and_its_history(
@@ -186,7 +186,7 @@ def test_a_request_that_meets_others_keeps_its_text_and_its_history(
     assert outcome(seen["b"]) == outcome(plain[1])
     assert finish_of(seen["a"]).timings.draft.draft_rounds > rounds_before > 0
     assert finish_of(seen["b"]).timings.draft is None
-    assert fast._solo.failures == 0
+    assert fast._speculator.counts.fallbacks == ()
 
 
 def test_requests_that_arrive_together_keep_their_texts_and_histories(
@@ -205,7 +205,7 @@ def test_requests_that_arrive_together_keep_their_texts_and_histories(
     for item in items:
         assert outcome(together[item.request_id])[:3] == outcome(plain[item.request_id])[:3]
     assert finish_of(together["a"]).timings.draft.draft_rounds > 5
-    assert fast._solo.failures == 0
+    assert fast._speculator.counts.fallbacks == ()
 
 
 def test_a_prompt_cache_hit_keeps_the_drafters_history(
@@ -222,7 +222,7 @@ def test_a_prompt_cache_hit_keeps_the_drafters_history(
     assert finish_of(texts[1]).usage.cached_tokens == 48
     assert outcome(texts[0])[:3] == outcome(texts[1])[:3] == outcome(run(engine, item)["a"])[:3]
     assert proposals[0] == proposals[1] != []
-    assert fast._solo.failures == 0
+    assert fast._speculator.counts.fallbacks == ()
 
 
 def test_a_drafter_that_fails_does_not_cut_the_answer(engine: Engine, speculating: Build) -> None:
@@ -238,7 +238,7 @@ def test_a_drafter_that_fails_does_not_cut_the_answer(engine: Engine, speculatin
 
     fast = speculating(ScriptedDrafter(script))
     assert outcome(run(fast, item)["r"]) == outcome(plain)
-    assert fast._solo.failures == 1
+    assert fast._speculator.counts.fallbacks == (FellBack("drafter_failed", 1),)
     assert outcome(run(fast, item)["r"]) == outcome(plain)
 
 
@@ -296,9 +296,11 @@ def test_a_losing_burst_bails_out_and_comes_back(engine: Engine, speculating: Bu
     item = request(max_tokens=40)
     limits = BailOut(break_even_emitted=2.0, window_rounds=4, loss_ratio=1.3, pause_tokens=10)
     drafter = following([whole(item, run(engine, item)["r"])], all_wrong)
-    draft = finish_of(run(speculating(drafter, Gate(enabled=True, bail_out=limits)), item)["r"]).timings.draft
+    fast = speculating(drafter, Gate(enabled=True, bail_out=limits))
+    draft = finish_of(run(fast, item)["r"]).timings.draft
     # 4 rounds, 10 plain, 4 rounds, 20 plain, then 2 tokens are left: a short round and a plain step.
     assert draft.draft_rounds == 4 + 4 + 1
+    assert fast._speculator.counts.fallbacks == (FellBack("bail_out", 2),)
 
 
 def test_requests_that_never_get_through_are_counted(engine: Engine, speculating: Build) -> None:

@@ -16,8 +16,9 @@ def test_nothing_set_leaves_everything_to_the_policy() -> None:
 
 @pytest.mark.parametrize("word", [*ON, "TRUE", "Yes", " on "])
 def test_every_on_spelling_pins_the_burst_on(word: str) -> None:
-    """The pin understands each on spelling in any case."""
+    """The pins understand each on spelling in any case."""
     assert parse({"MLXCEL_ENABLE_MTP_B1": word}).pin is True
+    assert parse({"MLXCEL_QMV_WIDE": word}).qmv_wide is True
 
 
 @pytest.mark.parametrize("word", [*OFF, "FALSE", "False", "OFF", "No"])
@@ -25,6 +26,7 @@ def test_every_off_spelling_pins_the_burst_off(word: str) -> None:
     """The five spellings of old work in any case; `False` and `OFF` no longer mean on."""
     assert parse({"MLXCEL_ENABLE_MTP_B1": word}).pin is False
     assert parse({"MLXCEL_MTP_ADAPTIVE": word}).adaptive is False
+    assert parse({"MLXCEL_QMV_WIDE": word}).qmv_wide is False
 
 
 @pytest.mark.parametrize("name", FLAG_NAMES)
@@ -56,6 +58,22 @@ def test_an_impossible_block_size_is_refused(text: str) -> None:
     """Out of range or not a plain number: refused with the range."""
     with pytest.raises(SwitchError, match="2 to 16 and auto"):
         parse({"MLXCEL_DRAFT_BLOCK_SIZE": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("0", 0.0), ("1", 1.0), (" 0.002 ", 0.002), (".5", 0.5), ("1.0", 1.0)]
+)
+def test_the_audit_share_is_a_number_from_none_to_all(text: str, share: float) -> None:
+    """Plain decimals from 0 to 1; unset leaves the default."""
+    assert parse({"MLXCEL_MTP_AUDIT_SHARE": text}).audit_share == share
+    assert parse({}).audit_share is None
+
+
+@pytest.mark.parametrize("text", ["", "1.01", "-0.1", "nan", "inf", "1e-3", "2%", "0,5", "1_0", "\u0661"])
+def test_an_impossible_audit_share_is_refused(text: str) -> None:
+    """Anything else is refused with the range."""
+    with pytest.raises(SwitchError, match=r"MLXCEL_MTP_AUDIT_SHARE is .*; legal values are 0 \(none\) to 1"):
+        parse({"MLXCEL_MTP_AUDIT_SHARE": text})
 
 
 def test_the_cache_root_follows_the_switch_then_the_home_directory() -> None:

@@ -10,6 +10,7 @@ from messages.policy import (
     Counts,
     Declined,
     Exactness,
+    FellBack,
     Hardware,
     Message,
     PolicySnapshot,
@@ -79,6 +80,9 @@ class Row(Struct, forbid_unknown_fields=True, kw_only=True):
     attempts: int
     bursts: int
     declines: dict[str, int]
+    fallbacks: dict[str, int]
+    audited_rounds: int
+    audit_mismatches: int
     starved_by: str | None
     replicas: int
 
@@ -197,6 +201,16 @@ def test_declines_are_counts_by_reason() -> None:
     found = body(served(attach(), Renew(model=ModelName("m"), incarnation="1", counts=counts)))
     assert found["declines"] == {"concurrent": 4, "grammar": 1}
     assert (found["attempts"], found["bursts"], found["starved_by"]) == (5, 0, "concurrent")
+
+
+def test_fallbacks_and_audits_of_all_replicas_add_up() -> None:
+    """Replicas that left count on, and a restarted one starts from nothing."""
+    counts = Counts(attempts=5, bursts=5, fallbacks=(FellBack("bail_out", 2),), audited=3, mismatches=1)
+    renewals = [Renew(model=ModelName("m"), incarnation=number, counts=counts) for number in ("1", "2")]
+    value = served(attach(), renewals[0], attach(incarnation="2"), renewals[1])
+    found = body(value)
+    assert found["fallbacks"] == {"bail_out": 4}
+    assert (found["audited_rounds"], found["audit_mismatches"]) == (6, 2)
 
 
 def test_gpu_facts_of_the_host_are_passed_on() -> None:

@@ -20,6 +20,7 @@ from messages.events import (
     Usage,
 )
 from messages.model import ModelCard, ModelStatus
+from messages.policy import PolicyReport
 from messages.requests import GenerateRequest
 from messages.scheduling import Admit, SchedulerLoad
 
@@ -91,6 +92,7 @@ class FakeBackend:
         self.books: SchedulerLoad | None = SchedulerLoad(
             queue_depth=1, max_queue_depth=32, slots_used=2, num_slots=4
         )
+        self.reports: tuple[PolicyReport, ...] = ()
         self.requests: list[GenerateRequest] = []
         self.admits: list[Admit] = []
         self.started = asyncio.Event()
@@ -101,6 +103,9 @@ class FakeBackend:
 
     def load(self) -> SchedulerLoad | None:
         return self.books
+
+    def pairings(self) -> tuple[PolicyReport, ...]:
+        return self.reports
 
     def policy_body(self) -> dict[str, Any]:
         return {"schema_version": 1, "state": "unavailable", "reason": "no_mtp_dispatch"}

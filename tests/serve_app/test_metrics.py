@@ -1,6 +1,7 @@
 """Prometheus metrics."""
 
 from messages.events import DraftTimings, Finished, Timings, Usage
+from messages.policy import Declined, FellBack, PolicyReport
 from messages.requests import RequestId
 from messages.scheduling import SchedulerLoad
 from serve_app.metrics import Metrics
@@ -23,7 +24,7 @@ def test_counts_appear_under_their_names() -> None:
         )
     )
     text = metrics.render(
-        SchedulerLoad(queue_depth=2, max_queue_depth=32, slots_used=4, num_slots=4)
+        SchedulerLoad(queue_depth=2, max_queue_depth=32, slots_used=4, num_slots=4), ()
     ).decode()
     for line in (
         'mtp_serve_requests_total{route="/v1/completions",status="503"} 1.0',
@@ -47,4 +48,33 @@ def test_two_apps_do_not_share_counts() -> None:
     """Each has its own registry."""
     first, second = Metrics(), Metrics()
     first.tokens_emitted(5)
-    assert 'mtp_serve_tokens_total{kind="completion"} 0.0' in second.render(None).decode()
+    assert 'mtp_serve_tokens_total{kind="completion"} 0.0' in second.render(None, ()).decode()
+
+
+def test_what_replicas_count_is_passed_on_by_reason() -> None:
+    """Attempts, declines, fallbacks and audits of all pairings add up; unused reasons are zero."""
+    first = PolicyReport(
+        state="settled",
+        attempts=9,
+        bursts=7,
+        declines=(Declined("concurrent", 2),),
+        fallbacks=(FellBack("bail_out", 3), FellBack("audit", 1)),
+        audited_rounds=5,
+        audit_mismatches=1,
+    )
+    second = PolicyReport(
+        state="profiling", attempts=1, declines=(Declined("concurrent", 1),), audited_rounds=2
+    )
+    lines = Metrics().render(None, (first, second)).decode().splitlines()
+    for line in (
+        "mtp_serve_speculation_attempts_total 10.0",
+        "mtp_serve_speculation_bursts_total 7.0",
+        'mtp_serve_speculation_declines_total{reason="concurrent"} 3.0',
+        'mtp_serve_speculation_declines_total{reason="too_short"} 0.0',
+        'mtp_serve_speculation_fallbacks_total{reason="bail_out"} 3.0',
+        'mtp_serve_speculation_fallbacks_total{reason="audit"} 1.0',
+        'mtp_serve_speculation_fallbacks_total{reason="drafter_failed"} 0.0',
+        "mtp_serve_speculation_audited_rounds_total 7.0",
+        "mtp_serve_speculation_audit_mismatches_total 1.0",
+    ):
+        assert line in lines

@@ -56,8 +56,23 @@ def test_nothing_is_chosen_where_nothing_helps() -> None:
     target.logits = lambda hidden: honest(hidden) + 1e-3 * next(noise)  # pyright: ignore[reportAttributeAccessIssue]
     result = run_probe(target, SETTINGS)
     assert chosen(result) == (False, "default")
-    assert re.fullmatch(SENTENCE, result.detail)
+    also = r"Selecting row_invariant.* or row_invariant.* did not make it exact either\."
+    assert re.fullmatch(rf"{SENTENCE}\. {also}", result.detail)
     assert len(result.attempts) == 5
+
+
+def test_pinned_kernels_are_not_replaced() -> None:
+    """With a pin only the default selection is tried, and a decline says that no other one was."""
+    pinned = msgspec.structs.replace(SETTINGS, pinned_by="MLXCEL_QMV_WIDE")
+    result = run_probe(shape_dependent_target(), pinned)
+    assert chosen(result) == (False, "default")
+    assert len(result.attempts) == 1
+    skipped = r" The qmv_wide retry was skipped because MLXCEL_QMV_WIDE is pinned\."
+    assert re.fullmatch(rf"{SENTENCE}\.{skipped}", result.detail)
+    assert run_probe(tiny.target("llama"), pinned).exact
+    assert (
+        "retry" not in run_probe(tiny.target("llama"), msgspec.structs.replace(pinned, block_size=1)).detail
+    )
 
 
 def test_chain_is_what_the_server_does_plainly() -> None:
@@ -148,7 +163,7 @@ def test_a_model_that_cannot_be_rewound_is_not_exact() -> None:
     target = Target(tiny.llama_model())
     target.make_cache = lambda: [OtherCache(), OtherCache()]  # pyright: ignore[reportAttributeAccessIssue]
     result = run_probe(target, SETTINGS)
-    assert result.detail == "exactness probe did not run: no exact rewind for a cache of type OtherCache"
+    assert result.detail == "exactness probe did not run: no exact rewind for a cache of type OtherCache."
 
 
 def test_a_probe_given_up_half_way_restores_the_model() -> None:

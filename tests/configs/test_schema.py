@@ -1,0 +1,43 @@
+"""Where settings come from, what decides them, and how a bad one ends."""
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.schema import SettingsError, merge
+from serve_app.cli import app
+
+
+@pytest.mark.parametrize(("word", "pinned"), [("1", True), ("off", False)])
+def test_the_kernel_pin_reaches_the_engine(word: str, pinned: bool) -> None:
+    """Either value of MLXCEL_QMV_WIDE pins; the source is told."""
+    effective = merge({}, {"MLXCEL_QMV_WIDE": word})
+    assert effective.settings.engine.qmv_wide is pinned
+    assert effective.sources["engine.qmv_wide"] == "env"
+    assert merge({}, {}).settings.engine.qmv_wide is None
+
+
+def test_the_audit_share_comes_from_file_environment_and_flag() -> None:
+    """Later ones win; without any the default is a small share."""
+    file = {"engine": {"audit_share": 0.5}}
+    environment = {"MLXCEL_MTP_AUDIT_SHARE": "0.25"}
+    assert 0 < merge({}, {}).settings.engine.audit_share < 0.01
+    assert merge(file, {}).settings.engine.audit_share == 0.5
+    assert merge(file, environment).settings.engine.audit_share == 0.25
+    assert merge(file, environment, {"engine.audit_share": 0.0}).settings.engine.audit_share == 0.0
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_out_of_range_is_named(share: float) -> None:
+    """The message states value and range."""
+    with pytest.raises(
+        SettingsError, match=r"audit_share \(--audit-share\) is .*, legal: 0 \(none\) to 1 \(all\)"
+    ):
+        merge({}, {}, {"engine.audit_share": share})
+
+
+@pytest.mark.parametrize(("name", "text"), [("MLXCEL_QMV_WIDE", "wide"), ("MLXCEL_MTP_AUDIT_SHARE", "2")])
+def test_a_switch_that_is_not_understood_ends_the_start(name: str, text: str) -> None:
+    """Exit code 2 and one sentence with the legal values."""
+    result = CliRunner().invoke(app, ["generate", "hello"], env={name: text})
+    assert result.exit_code == 2
+    assert f"{name} is '{text}'; legal values are " in result.output
