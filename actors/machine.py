@@ -63,6 +63,7 @@ def _dispatch(facts: "Facts", machine: Hardware) -> Dispatch:
         fingerprint=drafter.fingerprint,
         target_can_batch=True,
         verify_cost=tuple(VerifyCost(*point) for point in enumerate(probed.rows_ms, 1)) if probed else (),
+        plain_step_ms=probed.plain_ms or None if probed else None,
         draft_step_ms=probed.draft_step_ms if probed else None,
         block_sizes=probed.exact_sizes if probed and drafter.may_resize else (),
     )

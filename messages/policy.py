@@ -67,7 +67,8 @@ class MtpDispatch(Struct, frozen=True, tag=True, kw_only=True):
 
     `fingerprint` digests everything a measurement depends on beyond the pairing: weights, engine and MLX
     versions, BLAS, dtype, thread count. `drafter_kind` is the drafter's model type. `verify_cost` (ascending
-    rows) and `draft_step_ms` (one drafted token) come from the probe and are empty or None until it has run.
+    rows), `plain_step_ms` (a decode step under ordinary kernels) and `draft_step_ms` (one drafted token) come
+    from the probe and are empty or None until it has run.
     `block_sizes` are the sizes that are exact under the kernels in force and that the replica would change to
     when the policy recommends it; empty where the size is fixed. The fingerprint covers those kernels, so
     pairings that differ in block size alone are one pairing in several sizes.
@@ -78,6 +79,7 @@ class MtpDispatch(Struct, frozen=True, tag=True, kw_only=True):
     fingerprint: str
     target_can_batch: bool
     verify_cost: tuple[VerifyCost, ...] = ()
+    plain_step_ms: float | None = None
     draft_step_ms: float | None = None
     block_sizes: tuple[int, ...] = ()
 
@@ -272,8 +274,8 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
 
     `acceptance_rate` is accepted over proposed. `accepted_per_position` holds fractions of rounds. The
     speed-up is plain over MTP wall time per emitted token with its confidence interval; `original_speedup`
-    and `original_verdict` are what the original estimator says of the same samples. `verify_cost` and
-    `draft_step_ms` were measured at load, `drafter_share` is drafting's part of the time of the rounds.
+    and `original_verdict` are what the original estimator says of the same samples. `verify_cost`,
+    `plain_step_ms` and `draft_step_ms` were measured at load, `drafter_share` is drafting's part of the time of the rounds.
     `replicas` counts live ones. `starved_by` names the gate below the policy that turned away most attempts
     while none got through.
     """
@@ -310,6 +312,7 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
     original_speedup: float | None = None
     original_verdict: Verdict | None = None
     verify_cost: tuple[VerifyCost, ...] = ()
+    plain_step_ms: float | None = None
     draft_step_ms: float | None = None
     drafter_share: float | None = None
     recommended_block_size: int | None = None

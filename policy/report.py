@@ -90,6 +90,7 @@ def _identity(entry: Entry, exactness: Exactness) -> PolicyReport:
         selection=exactness.selection,
         drafter_kind=entry.dispatch.drafter_kind,
         verify_cost=entry.dispatch.verify_cost,
+        plain_step_ms=entry.dispatch.plain_step_ms,
         draft_step_ms=entry.dispatch.draft_step_ms,
     )
 

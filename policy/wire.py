@@ -95,6 +95,7 @@ def _fields(report: PolicyReport) -> dict[str, object]:
         "original_speedup": _number(report.original_speedup),
         "original_verdict": report.original_verdict,
         "verify_cost": [{"rows": point.rows, "ms": _number(point.ms)} for point in report.verify_cost],
+        "plain_step_ms": _number(report.plain_step_ms),
         "draft_step_ms": _number(report.draft_step_ms),
         "drafter_share": _number(report.drafter_share),
         "recommended_block_size": report.recommended_block_size,

@@ -287,8 +287,8 @@ def _cost(
     caches, block = start.caches, start.block
     plain: list[float] = []
     single: list[float] = []
-    # Taken in turn, because their quotient matters and the machine's pace may change between two runs.
-    for _ in range(settings.repeats):
+    # Taken in turn and often, because their quotient decides what a speed-up is worth and the pace varies.
+    for _ in range(2 * settings.repeats):
         plain.append((yield from measure_rows(target, caches, block[:1], 1)))
         with selected(target, selection):
             single.append((yield from measure_rows(target, caches, block[:1], 1)))

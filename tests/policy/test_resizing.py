@@ -24,7 +24,7 @@ SIZES = tuple(range(2, 9))
 def resizable(block_size: int = 4, sizes: tuple[int, ...] = SIZES) -> MtpDispatch:
     """A pairing on a flat curve whose replica changes its block size among `sizes`."""
     return msgspec.structs.replace(
-        dispatch(block_size=block_size), verify_cost=CURVE, draft_step_ms=1.0, block_sizes=sizes
+        dispatch(block_size=block_size), verify_cost=CURVE, plain_step_ms=9.0, draft_step_ms=1.0, block_sizes=sizes
     )
 
 
@@ -119,9 +119,10 @@ def test_a_veto_recommends_nothing() -> None:
 
 
 def test_the_body_shows_what_the_recommendation_rests_on() -> None:
-    """Cost curve, time of a drafted token and drafting's share of the rounds; without them it is null."""
+    """Cost curve, ordinary step, time of a drafted token and drafting's share of the rounds; without them it is null."""
     shown = body(snapshot(settle(served(), 4, 1.8)))
     assert shown["verify_cost"] == [{"rows": point.rows, "ms": point.ms} for point in CURVE]
+    assert shown["plain_step_ms"] == 9.0
     assert (shown["draft_step_ms"], shown["drafter_share"]) == (1.0, pytest.approx(0.2))
     bare = body(snapshot(served(attach())))
     assert (bare["verify_cost"], bare["draft_step_ms"], bare["drafter_share"]) == ([], None, None)

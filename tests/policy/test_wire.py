@@ -73,6 +73,7 @@ class Row(Struct, forbid_unknown_fields=True, kw_only=True):
     original_speedup: float | None
     original_verdict: Verdict | None
     verify_cost: list[VerifyCost]
+    plain_step_ms: float | None
     draft_step_ms: float | None
     drafter_share: float | None
     recommended_block_size: int | None
