@@ -1,7 +1,5 @@
 """Probe results on disk, one small file per fingerprint, so that a restart need not probe again."""
 
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -10,6 +8,7 @@ from msgspec import Struct
 from speculative.probe import ProbeResult
 from speculative.selection import DEFAULT
 from speculative.verify_cost import VerifyCost
+from storage import atomic_file
 
 _FOLDER = "mtp-probe"
 
@@ -22,26 +21,27 @@ class StoredProbe(Struct, frozen=True, kw_only=True):
 
 
 class ProbeStore:
-    """Reads never raise and writes may be lost: probing again is always right."""
+    """Reads never raise and writes may be lost: probing again is always right.
+
+    Loading also removes temporary files whose writer was killed.
+    """
 
     def __init__(self, cache_root: Path) -> None:
         self._folder = cache_root / _FOLDER
 
     def load(self, fingerprint: str) -> StoredProbe | None:
         """The stored result, None when there is none that can be read."""
+        atomic_file.remove_abandoned(self._folder)
         try:
             return msgspec.json.decode(self._path(fingerprint).read_bytes(), type=StoredProbe)
         except (OSError, msgspec.MsgspecError):
             return None
 
     def save(self, fingerprint: str, stored: StoredProbe) -> OSError | None:
-        """Store it by temp file and rename, mode 0600; returns what prevented it."""
+        """Store it atomically with mode 0600; returns what prevented it."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(stored)))
-            Path(name).replace(self._path(fingerprint))
+            content = msgspec.json.format(msgspec.json.encode(stored))
+            atomic_file.write(self._path(fingerprint), content)
         except OSError as error:
             return error
         return None

@@ -4,9 +4,6 @@ Reading never raises, writing never leaves half a file, and without a usable dir
 works in memory.
 """
 
-import contextlib
-import os
-import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,10 +15,10 @@ from policy.evidence import Evidence
 from policy.hint import Hint, StoredProfile, is_usable
 from policy.key import stem
 from policy.machine import Remembered
+from storage import atomic_file
 
 FOLDER = "mtp-policy"
 _MAX_BYTES = 16 << 20
-_LONGEST_WRITE_S = 60.0
 
 Stored = TypeVar("Stored", Hint, StoredProfile)
 
@@ -46,7 +43,7 @@ class HintStore:
         """What is known about the pairing; whatever cannot be used counts as nothing."""
         if self._folder is None:
             return Remembered()
-        _remove_abandoned(self._folder)
+        atomic_file.remove_abandoned(self._folder)
         name = stem(dispatch.pairing, dispatch.fingerprint)
         hint = _read(self._folder / f"{name}.json", Hint)
         if hint is not None and is_usable(hint, dispatch):
@@ -66,8 +63,8 @@ class HintStore:
         name = _stem_of(stored)
         suffix = ".json" if isinstance(stored, Hint) else ".profile.json"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _replace(self._folder / f"{name}{suffix}", msgspec.json.format(msgspec.json.encode(stored)))
+            content = msgspec.json.format(msgspec.json.encode(stored))
+            atomic_file.write(self._folder / f"{name}{suffix}", content)
             if isinstance(stored, Hint):
                 (self._folder / f"{name}.profile.json").unlink(missing_ok=True)
         except OSError as error:
@@ -115,41 +112,3 @@ def _read(path: Path, kind: type[Stored]) -> Stored | None:
     # Whatever is wrong with a cache file must never stop a server from starting.
     except Exception:
         return None
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Drop what processes killed between writing and renaming have left behind."""
-    with contextlib.suppress(OSError):
-        for path in folder.glob("*.tmp.*"):
-            if _is_abandoned(path):
-                path.unlink(missing_ok=True)
-
-
-def _is_abandoned(temporary: Path) -> bool:
-    """Whether the writer is gone, or has had far longer than any write takes: ids are used again."""
-    writer = temporary.suffix[1:]
-    if time.time() - temporary.stat().st_mtime > _LONGEST_WRITE_S:
-        return True
-    try:
-        os.kill(int(writer), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return True
-    except PermissionError:
-        return False
-    return False
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

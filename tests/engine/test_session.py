@@ -1,9 +1,11 @@
 """A session's start: drafters found or refused, probed once, and the gate's rules."""
 
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
@@ -11,10 +13,9 @@ from engine.identity import Identity
 from engine.session import Session
 from messages.policy import Gate
 from messages.scheduling import ModelName
-from speculative.rollback import OpenBlock
-from speculative.target import Forward
+from speculative.target import Forward, Target
 from tests import tiny
-from tests.engine.conftest import NO_BLAS, finish_of, request, run
+from tests.engine.conftest import NO_BLAS, finish_of, request, run, text_of
 
 IDENTITY = Identity(ModelName("m"), "1")
 
@@ -87,18 +88,132 @@ def test_a_drafter_that_cannot_serve_is_a_clear_error(
         session(wide, tmp_path, draft_model=str(head))
 
 
+def disturbed(out: Forward) -> Forward:
+    """The second row of a verify block differs by rounding."""
+    noise = mx.zeros_like(out.logits)
+    noise[:, 1:2] = 1e-3
+    return out._replace(logits=out.logits + noise)
+
+
 def corrupt(started: Session) -> None:
     """Make the second row of every verify block differ by rounding from now on."""
     target = started.speculation.target
     honest = target.verify
+    target.verify = lambda tokens, block: disturbed(honest(tokens, block))
 
-    def verify(tokens: mx.array, block: OpenBlock) -> Forward:
-        out = honest(tokens, block)
-        noise = mx.zeros_like(out.logits)
-        noise[:, 1:2] = 1e-3
-        return out._replace(logits=out.logits + noise)
 
-    target.verify = verify
+@pytest.fixture
+def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No selection of kernels makes blocks and chains equal in this test."""
+    honest = Target.verify
+    monkeypatch.setattr(Target, "verify", lambda self, tokens, block: disturbed(honest(self, tokens, block)))
+
+
+def warnings_of(logs: list[dict]) -> list[dict]:
+    """What an operator is warned of."""
+    return [entry for entry in logs if entry["log_level"] == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("context_length", "reason"),
+    [
+        (0, "verify block position 1 differs from the single-token chain in "),
+        (5, "exactness probe did not run: a context of 5 tokens leaves no room"),
+    ],
+)
+@pytest.mark.usefixtures("inexact")
+def test_a_veto_is_one_warning_and_plain_decode_for_everything(
+    tiny_checkpoint: Path, tmp_path: Path, context_length: int, reason: str
+) -> None:
+    """Whether blocks differ or the probe cannot run: the log says it once, the facts keep the sentence."""
+    item = request(prompt="hi", speculative=True)
+    with capture_logs() as logs:
+        started = session(
+            tiny_checkpoint, tmp_path, draft_model=str(tiny_checkpoint), context_length=context_length
+        )
+        finishes = [finish_of(run(started.engine, item)["r"]) for _ in range(2)]
+    assert [finish.timings.draft for finish in finishes] == [None, None]
+    (warning,) = warnings_of(logs)
+    assert (warning["event"], warning["override"]) == ("mtp_declined", "MLXCEL_MTP_ALLOW_INEXACT=1")
+    assert warning["reason"] == started.facts.drafter.probed.detail
+    assert warning["reason"].startswith(reason)
+
+
+@pytest.mark.usefixtures("inexact")
+def test_allowing_inexactness_speculates_after_a_warning(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """One warning names the switch, and that no other kernels helped: those are tried first."""
+    with capture_logs() as logs:
+        started = session(
+            tiny_checkpoint, tmp_path, draft_model=str(tiny_checkpoint), allow_inexact=True, audit_share=0.0
+        )
+    (warning,) = warnings_of(logs)
+    assert (warning["event"], warning["allowed_by"]) == ("mtp_inexact", "MLXCEL_MTP_ALLOW_INEXACT")
+    assert warning["reason"].endswith(" did not make it exact either.")
+    assert not started.facts.drafter.probed.is_exact
+    assert finish_of(run(started.engine, request())["r"]).timings.draft is not None
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that needs other kernels than the default ones once its window is full."""
+    layers = ["sliding_attention", "full_attention"]
+    folder = tmp_path_factory.mktemp("sliding")
+    return tiny.write_checkpoint(folder, layer_types=layers, sliding_window=16)
+
+
+def test_other_kernels_that_help_are_used_and_logged(sliding: Path, tmp_path: Path) -> None:
+    """Then allowing inexactness is of no consequence, and the log says what the kernels cost per row."""
+    with capture_logs() as logs:
+        started = session(sliding, tmp_path, draft_model=str(sliding), allow_inexact=True)
+    (passed,) = [entry for entry in logs if entry["event"] == "exactness_probe_passed"]
+    probed = started.facts.drafter.probed
+    assert probed.is_exact
+    assert (passed["selection"], passed["rows_ms"]) == ("row_invariant", probed.rows_ms)
+    assert len(probed.rows_ms) >= 4
+    assert warnings_of(logs) == []
+
+
+def test_an_operators_pin_forbids_other_kernels(sliding: Path, tmp_path: Path) -> None:
+    """Differs from the original in that a pin keeps MLX's kernels as they are, whichever value it has."""
+    for pin in (True, False):
+        probed = session(sliding, tmp_path, draft_model=str(sliding), qmv_wide=pin).facts.drafter.probed
+        assert not probed.is_exact
+        assert probed.detail.endswith(" retry was skipped because MLXCEL_QMV_WIDE is pinned.")
+
+
+def test_requests_are_served_plainly_while_the_probe_is_pending(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start waits for the probe only so long; requests that come before its answer do not wait at all."""
+    text = text_of(run(session(tiny_checkpoint, tmp_path, draft_model="none").engine, request())["r"])
+    monkeypatch.setattr("engine.session._BOOT_PROBE_S", 0.0)
+    config = EngineConfig(
+        model=str(tiny_checkpoint), cache_root=str(tmp_path), draft_model=str(tiny_checkpoint)
+    )
+    started = Session(config, IDENTITY, NO_BLAS, lambda text: None)
+    for _ in range(3):
+        assert started.has_idle_work
+        assert started.facts.drafter.probed is None
+        events = run(started.engine, request(speculative=True))["r"]
+        assert (finish_of(events).timings.draft, text_of(events)) == (None, text)
+        for _ in range(5):
+            assert not started.idle_step()
+    while not started.idle_step():
+        pass
+    assert not started.has_idle_work
+    events = run(started.engine, request())["r"]
+    assert finish_of(events).timings.draft is not None
+    assert text_of(events) == text
+
+
+def test_a_drafter_is_loaded_at_the_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Differs from the original, which loads one for the first request that wants it: here a drafter that
+    cannot be loaded stops the start, and no request pays for the loading or fails by it."""
+    folder = tiny.write_head(tmp_path / "head")
+    started = session(tiny_checkpoint, tmp_path, draft_model=str(folder))
+    shutil.rmtree(folder)
+    events = run(started.engine, request(speculative=True))["r"]
+    assert finish_of(events).timings.draft is not None
 
 
 def test_a_mismatch_refutes_the_probe_for_good(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from engine.engine import Engine
 from engine.identity import Identity
 from engine.loading import LoadedModel
 from engine.speculator import Speculator
-from messages.events import Event, TokensEmitted
+from messages.events import Event, Finished, TokensEmitted
 from messages.policy import BailOut, FellBack, Gate
 from messages.requests import GenerateRequest
 from messages.scheduling import ModelName
@@ -132,6 +132,50 @@ def test_perfect_drafts_take_few_rounds(engine: Engine, speculating: Build) -> N
     assert min(draft.draft_ms, draft.draft_verify_ms, draft.draft_overhead_ms) > 0
 
 
+def test_a_round_is_one_event(engine: Engine, speculating: Build) -> None:
+    """What a round emits leaves in the step that ran it, all of it and together."""
+    item = request(max_tokens=13)
+    fast = speculating(following([whole(item, run(engine, item)["r"])], varying))
+    fast.submit(item)
+    sizes: list[int] = []
+    while fast.active:
+        draft = fast._sequences["r"].draft
+        rounds, accepted = (draft.draft_rounds, draft.draft_n_accepted) if draft else (0, 0)
+        emitted = [event for event in fast.step() if isinstance(event, TokensEmitted)]
+        draft = fast._sequences["r"].draft if fast.active else None
+        if draft is not None and draft.draft_rounds > rounds:
+            (event,) = emitted
+            assert len(event.token_ids) == draft.draft_n_accepted - accepted + 1
+            sizes.append(len(event.token_ids))
+    assert {1, 2, 3} <= set(sizes)
+
+
+def test_what_waits_is_held_up_by_one_round_a_tick(
+    engine: Engine, speculating: Build, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another prompt is read every tick runs one round and one chunk; then no rounds until it ends."""
+    first, second = request("a", max_tokens=100), request("b", prompt=LONG, max_tokens=5)
+    plain = run(engine, first)["a"], run(engine, second)["b"]
+    fast = speculating(following([whole(first, plain[0]), whole(second, plain[1])], varying))
+    verified: list[int] = []
+    honest = target.verify
+    monkeypatch.setattr(target, "verify", lambda *args: verified.append(1) or honest(*args))
+    fast.submit(first)
+    fast.step()
+    fast.step()
+    fast.submit(second)
+    rounds: list[int] = []
+    seen: list[Event] = []
+    while fast.active and not (seen and isinstance(seen[-1], Finished)):
+        verified.clear()
+        seen += [event for event in fast.step() if event.request_id == "b"]
+        rounds.append(len(verified))
+    # Three whole chunks of sixteen are read beside rounds; the end of the prompt runs in the batch.
+    assert rounds[:4] == [1, 1, 1, 1]
+    assert sum(rounds) == 4
+    assert outcome(seen) == outcome(plain[1])
+
+
 @pytest.mark.parametrize("cut", [5, 6, 7, 8, 9])
 def test_a_stop_string_inside_an_accepted_block(engine: Engine, speculating: Build, cut: int) -> None:
     """Nothing is emitted after a stop string, wherever in a block it ends."""
@@ -161,6 +205,27 @@ def test_eos_inside_an_accepted_block(
     fast._loaded = ended
     assert outcome(run(fast, asked)["r"]) == outcome(plain)
     assert fast._speculator.counts.fallbacks == ()
+
+
+def test_accepted_counts_only_what_was_emitted(
+    engine: Engine, loaded: LoadedModel, speculating: Build
+) -> None:
+    """Differs from the original, which counts drafts that were confirmed past the end of the answer too:
+    those saved nobody anything. The budget never cuts a round, because no more is drafted than it allows."""
+    item = request(max_tokens=20)
+    ids = outcome(run(engine, item)["r"])[1]
+    drafter = following([[*item.prompt, *ids]], all_right)
+    budget = finish_of(run(speculating(drafter), request(max_tokens=11))["r"]).timings.draft
+    assert (budget.draft_rounds, budget.draft_n_accepted, budget.draft_n) == (3, 8, 8)
+    # Rounds emit four tokens, so this one is the second of the second round.
+    assert ids.index(ids[5]) == 5
+    fast = speculating(drafter)
+    fast._loaded = replace(loaded, card=replace(loaded.card, eos_token_ids=(ids[5],)))
+    finish = finish_of(run(fast, request(max_tokens=20, ignore_eos=False))["r"])
+    draft = finish.timings.draft
+    assert (finish.reason, finish.usage.completion_tokens) == ("stop", 6)
+    assert (draft.draft_rounds, draft.draft_n_accepted, draft.draft_n) == (2, 5, 6)
+    assert draft.draft_accepted_per_position == (2, 2, 1)
 
 
 def test_a_request_that_meets_others_keeps_its_text_and_its_history(

@@ -1,6 +1,8 @@
 """Whatever happens in whatever order, the published contract holds and verdicts do not flap."""
 
 import math
+import os
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from messages.policy import (
     Exactness,
     ExactnessFound,
     Message,
+    MtpDispatch,
     NoMtpDispatch,
     PolicySnapshot,
     Renew,
@@ -32,13 +35,14 @@ from messages.policy import (
     Slice,
 )
 from messages.scheduling import ModelName
-from policy.cluster import Cluster, dispatch_to_load, gate_of, reply
-from policy.config import PolicyConfig
+from policy.cluster import Cluster, dispatch_to_load, gate_of, reply, rules_of
+from policy.config import SAMPLES_REQUIRED, PolicyConfig
 from policy.effects import ProfileGrew, VerdictReached, effects
 from policy.evidence import qualifies
 from policy.fold import expire, forget, observe
+from policy.hint import hint_of
 from policy.hint_store import HintStore
-from policy.machine import NOTHING, visible_samples
+from policy.machine import NOTHING, Remembered, visible_samples
 from policy.report import publish
 from policy.states import Profiling, Settled, uncovered
 from policy.switches import Switches
@@ -88,6 +92,8 @@ SWITCHES = st.sampled_from(
         Switches(allow_inexact=True),
     ]
 )
+# Ids of writers: one that no process has, no id at all, one that lives, and this process's own, used again.
+DEAD, NOBODY, ALIVE, OWN = 2**31 - 1, "x", os.getppid(), os.getpid()
 CONFIGS = st.builds(PolicyConfig, estimator=st.sampled_from(["paired", "paired", "measured", "upper_bound"]))
 
 
@@ -128,6 +134,9 @@ class PolicyServer(RuleBasedStateMachine):
         self.published = worker_not_ready(version=1)
         self.settled: dict[str, Settled] = {}
         self.samples_since: dict[str, int] = {}
+        self.damaged: set[str] = set()
+        self.abandoned: set[Path] = set()
+        self.being_written: set[Path] = set()
 
     root: Path
 
@@ -135,19 +144,31 @@ class PolicyServer(RuleBasedStateMachine):
         """What the actor does with a message."""
         stamped = msgspec.structs.replace(message, at_s=self.now)
         to_load = dispatch_to_load(self.cluster, stamped) if isinstance(stamped, Attach) else None
-        remembered = NOTHING if to_load is None else self.store.load(to_load)
+        remembered = NOTHING if to_load is None else self.load(to_load)
         before = self.cluster
         self.cluster = observe(before, stamped, remembered)
         for effect in effects(before, self.cluster):
             if isinstance(effect, VerdictReached):
                 assert self.store.save(effect.hint) is None
+                self.damaged.discard(effect.key)
             if isinstance(effect, ProfileGrew):
                 assert self.store.save(effect.profile) is None
         assert reply(self.cluster, stamped) is not None
         self.track(before, stamped)
 
+    def load(self, of: MtpDispatch) -> Remembered:
+        """What the store knows; temporary files go when their writer is gone, and only then."""
+        remembered = self.store.load(of)
+        assert not any(path.exists() for path in self.abandoned)
+        assert all(path.exists() for path in self.being_written)
+        self.abandoned.clear()
+        return remembered
+
     def track(self, before: Cluster, message: Message) -> None:
-        """Count qualifying samples between verdicts, and check that none reverses too soon."""
+        """Count qualifying samples between verdicts, and check that none reverses too soon.
+
+        Where the former verdict was lost, or never was, a whole profile must come before the next one.
+        """
         replica = before.replicas.get(message.model)
         key = None if replica is None else replica.key
         if isinstance(message, Sample) and key is not None and qualifies(before.config, message):
@@ -157,14 +178,25 @@ class PolicyServer(RuleBasedStateMachine):
             if isinstance(state, Profiling) and state.reopened is None:
                 assert visible_samples(state.evidence) <= 3
                 self.settled.pop(name, None)
+                if name not in before.entries:
+                    self.samples_since[name] = len(state.evidence.samples)
             if isinstance(state, Settled):
-                old = self.settled.get(name)
-                if old is not None and old.verdict != state.verdict:
-                    assert self.cluster.config.estimator == "paired"
-                    assert self.samples_since.get(name, 0) > self.cluster.config.dwell_samples
-                if old is None or (old.verdict, old.settled_at) != (state.verdict, state.settled_at):
-                    self.samples_since[name] = 0
-                self.settled[name] = state
+                self.check_verdict(name, state)
+
+    def check_verdict(self, name: str, state: Settled) -> None:
+        """A verdict is measured from enough samples since the one before, or is the one that was stored."""
+        old, samples = self.settled.get(name), self.samples_since.get(name, 0)
+        if state.source == "restored":
+            assert old is not None
+            assert (old.verdict, old.settled_at) == (state.verdict, state.settled_at)
+        elif old is None:
+            assert samples >= SAMPLES_REQUIRED
+        elif old.verdict != state.verdict:
+            assert self.cluster.config.estimator == "paired"
+            assert samples > self.cluster.config.dwell_samples
+        if old is None or (old.verdict, old.settled_at) != (state.verdict, state.settled_at):
+            self.samples_since[name] = 0
+        self.settled[name] = state
 
     @rule(model=MODELS)
     def attach_exact(self, model: ModelName) -> None:
@@ -208,28 +240,66 @@ class PolicyServer(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The policy dies and restarts from its files; verdicts in force survive."""
+        """The policy dies and restarts from its files; verdicts in force survive unless their file is lost."""
         fresh = Cluster(
             config=self.cluster.config, switches=self.cluster.switches, version=self.cluster.version + 1000
         )
         before, self.cluster = self.cluster, fresh
         for name, entry in before.entries.items():
             state = uncovered(entry.state)
-            remembered = self.store.load(entry.dispatch)
-            if isinstance(state, Settled) and not self.damaged:
-                assert remembered.hint is not None
-                assert remembered.hint.verdict == state.verdict
+            remembered = self.load(entry.dispatch)
+            if isinstance(state, Settled):
+                verdict = None if remembered.hint is None else remembered.hint.verdict
+                assert verdict in ({None, state.verdict} if name in self.damaged else {state.verdict})
                 assert name in self.settled
 
-    damaged = False
-
-    @rule(content=st.binary(max_size=30))
-    def damage(self, content: bytes) -> None:
-        """Something writes rubbish over every file."""
+    @rule(kept=st.integers(0, 2000), noise=st.binary(max_size=30))
+    def damage(self, kept: int, noise: bytes) -> None:
+        """Every file is cut somewhere, and rubbish follows."""
         folder = self.root / "mtp-policy"
-        for path in folder.glob("*") if folder.exists() else []:
-            path.write_bytes(content)
-            self.damaged = True
+        for path in folder.glob("*.json") if folder.exists() else []:
+            path.write_bytes(path.read_bytes()[:kept] + noise)
+            self.damaged.add(path.name.split(".")[0])
+
+    @rule(kept=st.integers(0, 2000), noise=st.binary(max_size=30))
+    def damage_and_kill(self, kept: int, noise: bytes) -> None:
+        """The machine goes down and takes the files with it."""
+        self.damage(kept, noise)
+        self.kill()
+
+    @rule(writer=st.sampled_from([DEAD, NOBODY, ALIVE, OWN]), age_s=st.sampled_from([0, 3600]))
+    def leave_behind(self, writer: int | str, age_s: int) -> None:
+        """A writer is killed before its rename; what it was about to say contradicts what is in force."""
+        folder = self.root / "mtp-policy"
+        folder.mkdir(exist_ok=True)
+        for name in self.cluster.entries:
+            path = folder / f"{name}.json.tmp.{writer}"
+            path.write_bytes(self.contradiction(name))
+            os.utime(path, (time.time() - age_s,) * 2)
+            self.abandoned.discard(path)
+            self.being_written.discard(path)
+            if writer in {DEAD, NOBODY} or age_s:
+                self.abandoned.add(path)
+            # A file with this process's id is used up by the next save.
+            elif writer == ALIVE:
+                self.being_written.add(path)
+
+    def contradiction(self, name: str) -> bytes:
+        """The verdict file of a pairing with the opposite verdict, or half a file where there is none."""
+        entry = self.cluster.entries[name]
+        state = uncovered(entry.state)
+        if not isinstance(state, Settled):
+            return b"{"
+        opposite = msgspec.structs.replace(
+            state, verdict="decline" if state.verdict == "enable" else "enable", settled_at=0.0
+        )
+        return msgspec.json.encode(hint_of(rules_of(self.cluster, entry), opposite))
+
+    @rule(writer=st.sampled_from([DEAD, OWN]))
+    def kill_while_saving(self, writer: int) -> None:
+        """The policy itself dies before its rename; its successor may get the same process id."""
+        self.leave_behind(writer, 0)
+        self.kill()
 
     @rule(of=DISPATCHES)
     def forget(self, of: Dispatch) -> None:
@@ -239,6 +309,7 @@ class PolicyServer(RuleBasedStateMachine):
                 self.store.forget(key)
                 self.cluster = forget(self.cluster, key)
                 self.settled.pop(key, None)
+                self.samples_since[key] = 0
                 return
 
     @invariant()
@@ -257,7 +328,7 @@ class PolicyServer(RuleBasedStateMachine):
 
 
 def test_no_sequence_of_events_breaks_the_contract(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Messages, restarts, kills, damaged files and wiped memory in any order."""
+    """Messages, kills in the middle of a write, damaged and leftover files, wiped memory, in any order."""
 
     class Machine(PolicyServer):
         def __init__(self) -> None:

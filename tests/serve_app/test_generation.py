@@ -103,6 +103,51 @@ async def test_speculation_shows_in_the_timings(backend: FakeBackend, client: ht
         assert (timings["draft_n"], timings["draft_n_accepted"], timings["draft_rounds"]) == (9, 6, 3)
 
 
+async def test_every_event_of_the_model_is_sent_on_its_own(
+    backend: FakeBackend, client: httpx.AsyncClient
+) -> None:
+    """A round of several tokens is one chunk; nothing is split and nothing waits for the end."""
+    rounds = [("Hel", (1, 2, 3)), ("lo", (4, 5)), (" world", (6, 7, 8, 9))]
+    backend.script = [TokensEmitted(request_id=RID, text=text, token_ids=ids) for text, ids in rounds]
+    response = await client.post("/v1/completions", json={**TEXT, "stream": True})
+    *texts, _, _ = sse_events(response.content)
+    assert [chunk["choices"][0]["text"] for chunk in texts] == [text for text, _ in rounds]
+
+
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"response_format": {"type": "json_object"}},
+        {"grammar": "root ::= [a-z]"},
+        {"messages": IMAGE},
+        {"mirostat": 2},
+        {"dynatemp_range": 0.5},
+    ],
+)
+async def test_what_plain_decode_cannot_do_either_is_refused_not_served_plainly(
+    backend: FakeBackend, client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    """Differs from the original, which serves these without speculation: here no lane has a grammar, images
+    or these samplers, so an answer would ignore what was asked for."""
+    response = await client.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert (response.status_code, backend.requests) == (400, [])
+
+
+@pytest.mark.parametrize("name", ["thinking_budget", "thinking_budget_tokens", "reasoning_budget"])
+async def test_there_is_no_thinking_budget(
+    backend: FakeBackend, client: httpx.AsyncClient, name: str
+) -> None:
+    """Differs from the original, which closes a chain of thought that grows too long: here it is text like
+    any other, ended by `max_tokens` or a stop string, and a budget is refused rather than ignored."""
+    response = await client.post("/v1/chat/completions", json={**CHAT, name: 64})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+    assert backend.requests == []
+
+
 @pytest.mark.parametrize(("path", "body"), ENDPOINTS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(

@@ -69,6 +69,13 @@ async def test_the_policy_endpoint_answers_in_every_state(
     assert (response.status_code, response.json()) == (200, backend.policy_body())
 
 
+@pytest.mark.parametrize("path", ["/internal/mtp-policy", "/mtp-policy", "/v1/mtp-policy"])
+async def test_the_policy_endpoint_has_no_other_name(client: httpx.AsyncClient, path: str) -> None:
+    """Consumers can rely on the version in the path."""
+    response = await client.get(path)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
 async def test_models_are_listed_under_every_name(backend: FakeBackend) -> None:
     """The served name first, then the checkpoint's and the aliases."""
     config = HttpConfig(served_model_name="org/chat", model_aliases=("small",))

@@ -11,7 +11,8 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from speculative.probe import ProbeResult, ProbeSettings, differing_bytes, probe_steps, run_probe
 from speculative.probe_plan import draws, edge_lengths
-from speculative.target import Target
+from speculative.rollback import OpenBlock
+from speculative.target import Forward, Target
 from tests.speculative import tiny
 from tests.speculative.test_selection import shape_dependent_target
 
@@ -61,8 +62,29 @@ def test_nothing_is_chosen_where_nothing_helps() -> None:
     assert len(result.attempts) == 5
 
 
+def test_three_independent_inputs_are_compared_by_default() -> None:
+    """A difference that only the third draw shows is found without asking, and missed by two draws."""
+    target = tiny.target("llama")
+    contexts = edge_lengths(target.make_cache(), 4, 64)
+    _, _, third = draws(3, contexts, ProbeSettings(block_size=4, context_length=64).cost_rows, tiny.VOCAB)
+    honest = target.verify
+
+    def verify(tokens: mx.array, block: OpenBlock) -> Forward:
+        out = honest(tokens, block)
+        is_third = tuple(tokens[0].tolist()) == third.block[: tokens.shape[1]]
+        return out._replace(logits=out.logits + 1e-3 * is_third)
+
+    target.verify = verify  # pyright: ignore[reportAttributeAccessIssue]
+    settings = ProbeSettings(block_size=4, context_length=64, repeats=1)
+    assert not run_probe(target, settings).exact
+    assert run_probe(target, msgspec.structs.replace(settings, draws=2)).exact
+
+
 def test_pinned_kernels_are_not_replaced() -> None:
-    """With a pin only the default selection is tried, and a decline says that no other one was."""
+    """With a pin only the default selection is tried, and a decline says that no other one was.
+
+    As in the original a pin of either value forbids the retry; unlike there it switches no kernel itself.
+    """
     pinned = msgspec.structs.replace(SETTINGS, pinned_by="MLXCEL_QMV_WIDE")
     result = run_probe(shape_dependent_target(), pinned)
     assert chosen(result) == (False, "default")
