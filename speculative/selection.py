@@ -54,18 +54,21 @@ def why_unavailable(selection: Selection) -> str | None:
 
 
 def candidates(block_size: int, attends_in_tiles: bool = False) -> tuple[Selection, ...]:
-    """The selections worth trying for blocks of `block_size` rows, cheapest first.
+    """The selections worth trying for blocks of `block_size` rows, the cheapest for plain decode first.
 
-    Attention in tiles costs a verify forward next to nothing; it comes first where the target
-    `attends_in_tiles` (and no fused attention kernel would be given up for it). Row-wise attention alone
-    comes before that with tiles: where the matrix kernels are already row-invariant it costs nothing else.
-    Tiles of 4 rows split evenly on the BLAS micro-kernels where a tile of K rows does not.
+    Row-wise attention alone pads nothing: it suffices where the matrix kernels are row-invariant already, as
+    quantised ones are, and padding those would make a plain step as dear as a block. Then come tiles,
+    which split evenly on the BLAS micro-kernels at a multiple of 4 rows where K rows may not: with attention
+    in tiles, if the target `attends_in_tiles` and no fused attention kernel is given up for it, a verify
+    forward costs less than with row-wise attention.
     """
     even = -(-block_size // 4) * 4
     in_tiles = (Selection(name="row_invariant", attention="tile", tile=even),) if attends_in_tiles else ()
-    tiles = dict.fromkeys((0, block_size, even))
-    rows = tuple(Selection(name="row_invariant", attention="row", tile=tile) for tile in tiles)
-    return (DEFAULT, NARROW, *in_tiles, *rows)
+    alone, *padded = [
+        Selection(name="row_invariant", attention="row", tile=tile)
+        for tile in dict.fromkeys((0, block_size, even))
+    ]
+    return (DEFAULT, NARROW, alone, *in_tiles, *padded)
 
 
 class AppliedSelection:

@@ -24,7 +24,11 @@ SIZES = tuple(range(2, 9))
 def resizable(block_size: int = 4, sizes: tuple[int, ...] = SIZES) -> MtpDispatch:
     """A pairing on a flat curve whose replica changes its block size among `sizes`."""
     return msgspec.structs.replace(
-        dispatch(block_size=block_size), verify_cost=CURVE, plain_step_ms=9.0, draft_step_ms=1.0, block_sizes=sizes
+        dispatch(block_size=block_size),
+        verify_cost=CURVE,
+        plain_step_ms=9.0,
+        draft_step_ms=1.0,
+        block_sizes=sizes,
     )
 
 

@@ -114,10 +114,10 @@ def test_only_models_with_plain_keys_and_values_attend_in_tiles() -> None:
     assert not any(found[family] for family in found if family != "llama")
 
 
-def test_tiles_are_tried_before_row_wise_attention() -> None:
-    """The cheaper evaluation comes first; without it the order is as for any other target."""
-    tried = [selection.attention for selection in candidates(4, attends_in_tiles=True)]
-    assert tried == ["block", "row", "tile", "row", "row"]
+def test_tiles_are_tried_between_bare_and_padded_row_wise_attention() -> None:
+    """What pads no plain step comes first, then the cheaper of what does."""
+    tried = [(selection.attention, selection.tile) for selection in candidates(4, attends_in_tiles=True)]
+    assert tried == [("block", 0), ("row", 0), ("row", 0), ("tile", 4), ("row", 4)]
     assert "tile" not in [selection.attention for selection in candidates(4)]
 
 
