@@ -275,7 +275,8 @@ class PolicyReport(Struct, frozen=True, kw_only=True):
     `acceptance_rate` is accepted over proposed. `accepted_per_position` holds fractions of rounds. The
     speed-up is plain over MTP wall time per emitted token with its confidence interval; `original_speedup`
     and `original_verdict` are what the original estimator says of the same samples. `verify_cost`,
-    `plain_step_ms` and `draft_step_ms` were measured at load, `drafter_share` is drafting's part of the time of the rounds.
+    `plain_step_ms` and `draft_step_ms` were measured at load, `drafter_share` is drafting's part of the time
+    of the rounds.
     `replicas` counts live ones. `starved_by` names the gate below the policy that turned away most attempts
     while none got through.
     """

@@ -240,7 +240,7 @@ class PolicyServer(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The policy dies and restarts from its files; verdicts in force survive unless their file is lost."""
+        """The policy dies and restarts from its files; verdicts survive unless their file is lost."""
         fresh = Cluster(
             config=self.cluster.config, switches=self.cluster.switches, version=self.cluster.version + 1000
         )

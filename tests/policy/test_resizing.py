@@ -123,7 +123,7 @@ def test_a_veto_recommends_nothing() -> None:
 
 
 def test_the_body_shows_what_the_recommendation_rests_on() -> None:
-    """Cost curve, ordinary step, time of a drafted token and drafting's share of the rounds; without them it is null."""
+    """Costs of verify, ordinary step and drafted token, and drafting's share; without them null."""
     shown = body(snapshot(settle(served(), 4, 1.8)))
     assert shown["verify_cost"] == [{"rows": point.rows, "ms": point.ms} for point in CURVE]
     assert shown["plain_step_ms"] == 9.0
