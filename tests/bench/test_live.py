@@ -1,11 +1,11 @@
-"""Both benchmarks of speculation on real servers with a tiny model and a random head."""
+"""The benchmark of speculation on a real server with a tiny model and a random head."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import policy_run, regret, speculation, speculation_run
+from bench import speculation, speculation_run
 from tests import tiny
 from tests.bench.test_speculation_run import Steps
 
@@ -33,22 +33,3 @@ def test_speculation_on_a_server_started_for_it(
     assert len(figures["acceptance_per_position"]) == 3
     assert figures["limit_basis"] == "rounds"
     assert 0 < figures["drafter_share"] < 1
-
-
-def test_a_fresh_policy_settles_and_is_judged(tiny_checkpoint: Path, head: Path) -> None:
-    """With a random head whose drafts are worthless the policy ends on decline and always on loses."""
-    plan = policy_run.Plan(
-        pairings={"tiny": str(tiny_checkpoint)},
-        per_cell=1,
-        tokens=96,
-        settle_requests=40,
-        settle_tokens=160,
-        serve_options=("--model-draft", str(head)),
-    )
-    (found,) = policy_run.measure(plan, Steps())
-    figures: Any = regret.summary([found], 96)["pairings"]
-    assert len(found.trials) == 8
-    assert figures[0]["identical"]
-    assert figures[0]["verdict"] == "decline"
-    assert 4 <= figures[0]["settle_requests"] < 40
-    assert figures[0]["regret_on"] > figures[0]["regret_off"]
