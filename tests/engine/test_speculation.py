@@ -147,7 +147,7 @@ def test_a_round_is_one_event(engine: Engine, speculating: Build) -> None:
             (event,) = emitted
             assert len(event.token_ids) == draft.draft_n_accepted - accepted + 1
             sizes.append(len(event.token_ids))
-    assert {1, 2, 3} <= set(sizes)
+    assert len(set(sizes)) > 2
 
 
 def test_what_waits_is_held_up_by_one_round_a_tick(
@@ -170,7 +170,7 @@ def test_what_waits_is_held_up_by_one_round_a_tick(
         verified.clear()
         seen += [event for event in fast.step() if event.request_id == "b"]
         rounds.append(len(verified))
-    # Three whole chunks of sixteen are read beside rounds; the end of the prompt runs in the batch.
+    # Four chunks are read beside rounds; from then on both decode in the batch.
     assert rounds[:4] == [1, 1, 1, 1]
     assert sum(rounds) == 4
     assert outcome(seen) == outcome(plain[1])
