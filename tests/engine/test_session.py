@@ -198,6 +198,7 @@ def test_requests_are_served_plainly_while_the_probe_is_pending(
         assert (finish_of(events).timings.draft, text_of(events)) == (None, text)
         for _ in range(5):
             assert not started.idle_step()
+    assert started.engine.counts.fallbacks == ()
     while not started.idle_step():
         pass
     assert not started.has_idle_work

@@ -232,6 +232,14 @@ class PolicyServer(RuleBasedStateMachine):
             self.now += 0.1
             self.fold(msgspec.structs.replace(each, model=model, incarnation=incarnation))
 
+    @rule(model=MODELS, speedup=st.sampled_from([0.6, 2.5]))
+    def settle(self, model: ModelName, speedup: float) -> None:
+        """One kind of traffic, for long enough to reach a verdict or to reverse one."""
+        self.attach_exact(model)
+        for _ in range(9):
+            self.now += 0.1
+            self.fold(sample(speedup, model=model))
+
     @rule(seconds=st.floats(-5, 30))
     def wait(self, seconds: float) -> None:
         """Time passes, or the clock is set back."""
