@@ -47,11 +47,15 @@ def describe(body: dict[str, Any]) -> str:
 
 
 def _report(body: dict[str, Any]) -> PolicyReport | None:
-    declines = [{"reason": reason, "count": count} for reason, count in body.get("declines", {}).items()]
+    counted = {name: _counts(body.get(name, {})) for name in ("declines", "fallbacks")}
     try:
-        return msgspec.convert(body | {"declines": declines, "classes": []}, PolicyReport)
+        return msgspec.convert(body | counted | {"classes": []}, PolicyReport)
     except msgspec.ValidationError:
         return None
+
+
+def _counts(by_reason: dict[str, int]) -> list[dict[str, Any]]:
+    return [{"reason": reason, "count": count} for reason, count in by_reason.items()]
 
 
 def _pairing(report: PolicyReport) -> str:
