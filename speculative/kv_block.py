@@ -3,6 +3,7 @@
 Knows mlx-lm's KV cache classes and their buffers, nothing about models or rounds.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -45,14 +46,13 @@ class TrimBlock:
         self.base.trim(self.base.offset - self._start - rows)
 
 
-class RowKVBlock:
-    """A KVCache that is written at once and attended to row by row; also holds MLA latents."""
+class WrittenBlock(TrimBlock, ABC):
+    """A KVCache the model writes through this block, which evaluates the attention over it."""
 
     def __init__(self, base: KVCache, context: BlockContext) -> None:
-        self.base = base
+        super().__init__(base)
         self.view = self
         self._context = context
-        self._start = base.offset
         self._rows = 0
 
     @property
@@ -60,16 +60,24 @@ class RowKVBlock:
         """Position of the next row, as the model's rope reads it."""
         return self.base.offset
 
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> RowMasks:
-        """The masks of n rows, each made when its row is evaluated."""
-        return RowMasks(window_size, return_array)
-
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends [B, heads, L, D] rows; attention over the returned arrays is evaluated per row."""
+        """Appends [B, heads, L, D] rows; attention over the returned arrays is this block's to evaluate."""
         self._rows = keys.shape[2]
         written: Any = self.base.update_and_fetch(keys, values)
         self._context.own(written[0], self)
         return written
+
+    @abstractmethod
+    def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:
+        """See `hooks.BlockKeys`."""
+
+
+class RowKVBlock(WrittenBlock):
+    """A KVCache that is written at once and attended to row by row; also holds MLA latents."""
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> RowMasks:
+        """The masks of n rows, each made when its row is evaluated."""
+        return RowMasks(window_size, return_array)
 
     def attend(self, kernel: Kernel, call: dict[str, Any]) -> mx.array:
         """Every query row as a one-row decode evaluates it."""
@@ -85,10 +93,6 @@ class RowKVBlock:
                 row_mask = mlx_cache.create_attention_mask(1, end - 1, mask.return_array, mask.window_size)
             views.append((keys[..., :end, :], values[..., :end, :], row_mask))
         return views
-
-    def keep(self, rows: int) -> None:
-        """Forgets every row of the block after the first `rows`."""
-        self.base.trim(self.base.offset - self._start - rows)
 
 
 class RingBlock:

@@ -262,6 +262,7 @@ def differing_bytes(left: mx.array, right: mx.array) -> mx.array:
 
 
 def block_difference(block: mx.array, chain: mx.array) -> str:
+    """How logits [rows, V] of a block differ from those of single steps; empty when no byte does."""
     counts: list[int] = differing_bytes(block, chain[: block.shape[0]]).tolist()  # pyright: ignore[reportAssignmentType]
     position = next((i for i, count in enumerate(counts) if count), None)
     if position is None:
@@ -274,6 +275,7 @@ def block_difference(block: mx.array, chain: mx.array) -> str:
 
 
 def rewind_difference(after: mx.array, chain: mx.array) -> str:
+    """How logits [1, V] of a step after a rewind differ from the chain's; empty when no byte does."""
     count = differing_bytes(after, chain).item()
     total = chain.shape[-1] * chain.dtype.size
     if not count:

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from speculative.hooks import BlockContext, Kernel
+from speculative.kv_block import WrittenBlock
 
 # Keys per page. A multiple of every BLAS micro-kernel's width, so that no row falls into a kernel's tail.
 PAGE = 64
@@ -39,33 +40,21 @@ class TileMasks:
         return mask
 
 
-class TileKVBlock:
+class TileKVBlock(WrittenBlock):
     """A KVCache attended to in tiles of `tile` rows, by a block or by a single step."""
 
     def __init__(self, base: KVCache, tile: int, context: BlockContext) -> None:
-        self.base = base
-        self.view = self
+        super().__init__(base, context)
         self._tile = tile
-        self._context = context
-        self._start = base.offset
-        self._rows = 0
-
-    @property
-    def offset(self) -> int:
-        """Position of the next row, as the model's rope reads it."""
-        return self.base.offset
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> TileMasks:
         """The masks of a block of `n` rows."""
         return TileMasks(self._start, self._tile, window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends [1, heads, L, D] rows; attention over the returned arrays is evaluated in tiles."""
-        self._rows = keys.shape[2]
-        self._make_room(_pages_up(self._start + self._rows), keys, values)
-        written: Any = self.base.update_and_fetch(keys, values)
-        self._context.own(written[0], self)
-        return written
+        """Appends [1, heads, L, D] rows, with room for the pages they are read in."""
+        self._make_room(_pages_up(self._start + keys.shape[2]), keys, values)
+        return super().update_and_fetch(keys, values)
 
     def _make_room(self, wanted: int, keys: mx.array, values: mx.array) -> None:
         """Grows the buffers to whole steps where pages would reach beyond them."""
@@ -113,10 +102,6 @@ class TileKVBlock:
         scores = mx.where(visible, padded @ keys.swapaxes(-1, -2), mx.finfo(padded.dtype).min)
         out = mx.softmax(scores, axis=-1, precise=True) @ values
         return out.reshape(1, heads, self._tile, -1)[:, :, :rows]
-
-    def keep(self, rows: int) -> None:
-        """Forgets every row of the block after the first `rows`."""
-        self.base.trim(self.base.offset - self._start - rows)
 
 
 def _pages_up(length: int) -> int:

@@ -14,18 +14,16 @@ import numpy as np
 _PIECE = 65_536
 
 
-def _by_rows(*arrays: mx.array) -> Iterator[tuple[np.ndarray, ...]]:
-    """Views [rows, last axis] of equally shaped arrays, piece by piece."""
+def _by_rows(*arrays: mx.array | np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """Views [rows, last axis] of arrays that share all axes but the last, piece by piece."""
     flat = [np.asarray(a).reshape(-1, a.shape[-1]) for a in arrays]
     step = max(_PIECE // flat[0].shape[-1], 1)
     for start in range(0, len(flat[0]), step):
         yield tuple(a[start : start + step] for a in flat)
 
 
-def _empty(like: mx.array) -> tuple[np.ndarray, np.ndarray]:
-    """A float32 array of that shape, and the same memory as [rows, last axis]."""
-    out = np.empty(like.shape, dtype=np.float32)
-    return out, out.reshape(-1, like.shape[-1])
+def _empty(like: mx.array) -> np.ndarray:
+    return np.empty(like.shape, dtype=np.float32)
 
 
 def _runs_on_cpu() -> bool:
@@ -34,36 +32,29 @@ def _runs_on_cpu() -> bool:
 
 @mx.custom_function
 def _softmax(x: mx.array) -> mx.array:
-    out, rows = _empty(x)
-    done = 0
-    for (piece,) in _by_rows(x):
-        e = rows[done : done + len(piece)]
+    out = _empty(x)
+    for piece, e in _by_rows(x, out):
         np.exp(np.subtract(piece, piece.max(axis=-1, keepdims=True), out=e), out=e)
-        e /= e.sum(axis=-1, keepdims=True)
-        done += len(piece)
+        np.divide(e, e.sum(axis=-1, keepdims=True), out=e)
     return mx.array(out)
 
 
 @_softmax.vjp
 def _softmax_vjp(_primal: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
-    out, rows = _empty(output)
-    done = 0
-    for y, back in _by_rows(output, cotangent):
-        g = np.multiply(y, back, out=rows[done : done + len(y)])
-        g -= y * g.sum(axis=-1, keepdims=True)
-        done += len(y)
+    out = _empty(output)
+    for y, back, g in _by_rows(output, cotangent, out):
+        np.multiply(y, back, out=g)
+        np.subtract(g, y * g.sum(axis=-1, keepdims=True), out=g)
     return mx.array(out)
 
 
 @mx.custom_function
 def _swiglu(gate: mx.array, x: mx.array) -> mx.array:
-    out, rows = _empty(gate)
-    done = 0
-    for g, y in _by_rows(gate, x):
-        e = _one_plus_exp_minus(g, rows[done : done + len(g)])
+    out = _empty(gate)
+    for g, y, e in _by_rows(gate, x, out):
+        _one_plus_exp_minus(g, e)
         np.divide(g, e, out=e)
-        e *= y
-        done += len(g)
+        np.multiply(e, y, out=e)
     return mx.array(out)
 
 
@@ -72,18 +63,14 @@ def _swiglu_vjp(
     primals: tuple[mx.array, mx.array], cotangent: mx.array, _output: mx.array
 ) -> tuple[mx.array, mx.array]:
     gate, x = primals
-    (gate_out, gate_rows), (x_out, x_rows) = _empty(gate), _empty(x)
-    done = 0
-    for g, y, back in _by_rows(gate, x, cotangent):
-        sigmoid = _one_plus_exp_minus(g, gate_rows[done : done + len(g)])
-        np.reciprocal(sigmoid, out=sigmoid)
-        silu = np.multiply(g, sigmoid, out=x_rows[done : done + len(g)])
+    gate_out, x_out = _empty(gate), _empty(x)
+    for g, y, back, sigmoid, silu in _by_rows(gate, x, cotangent, gate_out, x_out):
+        np.reciprocal(_one_plus_exp_minus(g, sigmoid), out=sigmoid)
+        np.multiply(g, sigmoid, out=silu)
         # The derivative of silu is sigmoid + silu * (1 - sigmoid).
-        sigmoid += silu * (1 - sigmoid)
-        sigmoid *= y
-        sigmoid *= back
-        silu *= back
-        done += len(g)
+        np.add(sigmoid, silu * (1 - sigmoid), out=sigmoid)
+        np.multiply(sigmoid, y * back, out=sigmoid)
+        np.multiply(silu, back, out=silu)
     return mx.array(gate_out), mx.array(x_out)
 
 
@@ -96,18 +83,15 @@ def _one_plus_exp_minus(x: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 @mx.custom_function
 def _cross_entropy_and_softmax(logits: mx.array, teacher: mx.array) -> tuple[mx.array, mx.array]:
-    out, rows = _empty(logits)
-    loss = np.empty(rows.shape[0], dtype=np.float32)
-    done = 0
-    for x, wanted in _by_rows(logits, teacher):
-        here = slice(done, done + len(x))
+    out = _empty(logits)
+    losses = np.empty((*logits.shape[:-1], 1), dtype=np.float32)
+    for x, wanted, e, loss in _by_rows(logits, teacher, out, losses):
         best = x.max(axis=-1, keepdims=True)
-        e = np.exp(np.subtract(x, best, out=rows[here]), out=rows[here])
+        np.exp(np.subtract(x, best, out=e), out=e)
         total = e.sum(axis=-1, keepdims=True)
-        loss[here] = (np.log(total) + best)[:, 0] - np.einsum("rc,rc->r", wanted, x)
-        e /= total
-        done += len(x)
-    return mx.array(loss.reshape(logits.shape[:-1])), mx.array(out)
+        loss[:, 0] = (np.log(total) + best)[:, 0] - np.einsum("rc,rc->r", wanted, x)
+        np.divide(e, total, out=e)
+    return mx.array(losses[..., 0]), mx.array(out)
 
 
 @_cross_entropy_and_softmax.vjp

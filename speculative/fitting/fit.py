@@ -97,6 +97,17 @@ def fit(
     by_kind = acceptance()
     _save(folder, head, geometry, vocab)
     progress(Progress(phase="report", done=1, amount=1, seconds_left=0.0))
+    points = (*curve, curve_point(config.train.steps, by_kind))
+    return _report(examples, held_out, vocab, by_kind, points)
+
+
+def _report(
+    examples: list[Example],
+    held_out: list[Example],
+    vocab: np.ndarray,
+    by_kind: dict[str, Acceptance],
+    curve: tuple[CurvePoint, ...],
+) -> FitReport:
     return FitReport(
         answer_tokens=sum(_answer(e).size for e in examples),
         examples=len(examples),
@@ -104,7 +115,7 @@ def fit(
         held_out_examples=len(held_out),
         coverage=float(np.isin(np.concatenate([_answer(e) for e in held_out]), vocab).mean()),
         by_kind=by_kind,
-        curve=(*curve, curve_point(config.train.steps, by_kind)),
+        curve=curve,
     )
 
 
