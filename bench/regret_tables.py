@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from bench.chart import Bar, bar_chart
-from bench.regret import WAYS, Outcome, Way, cells, original_regret, policy_over_plain, regrets
+from bench.regret import (
+    WAYS,
+    Outcome,
+    Way,
+    cells,
+    original_regret,
+    policy_over_plain,
+    regrets,
+    timed_ms,
+)
 from bench.tables import Table, optional
 
 _WAY_LABELS: Mapping[Way, str] = {"policy": "policy", "on": "always on", "off": "always off"}
@@ -12,7 +21,7 @@ _WAY_LABELS: Mapping[Way, str] = {"policy": "policy", "on": "always on", "off": 
 def regret_table(outcomes: Sequence[Outcome]) -> Table:
     """Regrets of every pairing, workload and temperature, then of the whole pairing."""
     return Table(
-        "Decode time over the better of on and off, question by question",
+        "Time of the rounds and plain steps taken over the better of on and off, question by question",
         ("pairing", "workload", "temp.", "speed-up of on", *(f"regret, {_WAY_LABELS[way]}" for way in WAYS)),
         [row for outcome in outcomes for row in _regret_rows(outcome)],
     )
@@ -43,7 +52,7 @@ def regret_chart(outcomes: Sequence[Outcome]) -> str:
         [
             Bar(outcome.name, max(0.0, 100 * value), _WAY_LABELS[way])
             for outcome in outcomes
-            for way, value in regrets(outcome.trials).items()
+            for way, value in regrets(outcome.trials, outcome.cost).items()
         ],
         [],
     )
@@ -58,10 +67,15 @@ def _regret_rows(outcome: Outcome) -> list[tuple[str, ...]]:
             f"{cell.speedup:.2f}",
             *(f"{cell.regret[way]:.1%}" for way in WAYS),
         )
-        for cell in cells(outcome.trials)
+        for cell in cells(outcome.trials, outcome.cost)
     ]
-    whole = regrets(outcome.trials)
-    return [*shown, (outcome.name, "all", "", "", *(f"{whole[way]:.1%}" for way in WAYS))]
+    whole = [("all", outcome.cost)]
+    if outcome.steps is not None:
+        whole.append(("all, as timed", timed_ms))
+    return shown + [
+        (outcome.name, title, "", "", *(f"{value:.1%}" for value in regrets(outcome.trials, cost).values()))
+        for title, cost in whole
+    ]
 
 
 def _settling_row(outcome: Outcome) -> tuple[str, ...]:

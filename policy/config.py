@@ -50,8 +50,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     retry_limit: int = 1024
     suspect_every: int = 4
     dwell_samples: int = 4
-    bail_window_rounds: int = 16
-    bail_loss_ratio: float = 1.3
+    bail_loss_tokens: float = 2.5
     bail_pause_tokens: int = 64
     starved_after: int = 4
     lease_s: float = 10.0
@@ -87,8 +86,7 @@ LEGAL_RANGES: dict[str, tuple[float, float]] = {
     "retry_limit": (1, 1 << 20),
     "suspect_every": (1, 1 << 20),
     "dwell_samples": (1, 1024),
-    "bail_window_rounds": (1, 1024),
-    "bail_loss_ratio": (1.0, 100.0),
+    "bail_loss_tokens": (0.1, 1024.0),
     "bail_pause_tokens": (1, 1 << 16),
     "starved_after": (1, 1 << 20),
     "lease_s": (0.1, 3600.0),

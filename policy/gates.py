@@ -56,7 +56,6 @@ def _bail_out(config: PolicyConfig, state: Settled) -> BailOut | None:
         return None
     return BailOut(
         break_even_emitted=(1 + sum(state.figures.positions)) / paired.speedup,
-        window_rounds=config.bail_window_rounds,
-        loss_ratio=config.bail_loss_ratio,
+        loss_tokens=config.bail_loss_tokens,
         pause_tokens=config.bail_pause_tokens,
     )

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from bench.regret import Outcome, Settling, Trial, cells, regrets, summary
+from bench.regret import Outcome, Settling, StepTimes, Trial, cells, regrets, step_times, summary, timed_ms
 from bench.regret_tables import regret_chart, regret_table, settling_table
 from bench.workloads import Question, Workload
 from tests.bench.builders import draft, reply
@@ -43,7 +44,7 @@ def outcome(*trials: Trial, name: str = "float32", **body: Any) -> Outcome:
 def test_the_oracle_takes_the_better_way_of_every_question() -> None:
     """Always on loses 40 on the second question, always off 50 on the first, over an oracle of 150."""
     trials = [trial(policy=50, on=50, off=100), trial(policy=140, on=140, off=100, workload="random")]
-    assert regrets(trials) == pytest.approx({"policy": 40 / 150, "on": 40 / 150, "off": 50 / 150})
+    assert regrets(trials, timed_ms) == pytest.approx({"policy": 40 / 150, "on": 40 / 150, "off": 50 / 150})
 
 
 def test_a_longer_answer_weighs_more() -> None:
@@ -55,14 +56,45 @@ def test_a_longer_answer_weighs_more() -> None:
         on=reply(tokens=101, predicted_ms=2000.0, draft=draft(5, 5)),
         off=reply(tokens=101, predicted_ms=1000.0),
     )
-    assert regrets([short, long])["policy"] == pytest.approx(100 / 1100)
+    assert regrets([short, long], timed_ms)["policy"] == pytest.approx(100 / 1100)
 
 
 def test_every_way_is_charged_for_the_same_work() -> None:
     """An answer that ended early at half the pace is not cheap."""
     plain = reply(tokens=21, predicted_ms=200.0)
     early = reply(tokens=11, predicted_ms=200.0)
-    assert Trial(trial(1, 1, 1).question, policy=early, on=plain, off=plain).cost_ms("policy") == 400
+    assert timed_ms(Trial(trial(1, 1, 1).question, policy=early, on=plain, off=plain), "policy") == 400
+
+
+def test_steps_are_charged_at_their_median_time_whatever_an_answer_took() -> None:
+    """Ten tokens in five rounds of 15 ms cost 75 against 100 plainly, though one answer was delayed."""
+    times = {"draft_ms": 10.0, "draft_verify_ms": 60.0, "draft_overhead_ms": 5.0}
+    drafted = msgspec.structs.replace(draft(5, 5), **times)
+    slow = msgspec.structs.replace(drafted, draft_verify_ms=600.0)
+    plain = reply(tokens=10, predicted_ms=90.0)
+    quick, delayed = (reply(tokens=10, predicted_ms=1.0, draft=of) for of in (drafted, slow))
+    question = trial(1, 1, 1).question
+    trials = [Trial(question, quick, quick, plain), Trial(question, quick, delayed, plain)]
+    steps = step_times(trials)
+    assert steps == StepTimes(plain_ms=10.0, round_ms=15.0)
+    assert [steps.cost_ms(trials[1], way) for way in ("on", "off")] == [75.0, 100.0]
+    assert outcome(*trials).cost(trials[1], "on") == 75.0
+    assert regrets(trials, steps.cost_ms) == pytest.approx({"policy": 0, "on": 0, "off": 1 / 3})
+
+
+def test_a_request_that_bailed_out_pays_for_rounds_and_plain_steps() -> None:
+    """Four rounds that emitted five tokens, and five plain ones."""
+    mixed = reply(tokens=10, draft=draft(4, 1))
+    plain = reply(tokens=10)
+    steps = StepTimes(plain_ms=10.0, round_ms=12.0)
+    assert steps.cost_ms(Trial(trial(1, 1, 1).question, mixed, mixed, plain), "policy") == 4 * 12 + 5 * 10
+
+
+def test_without_the_times_of_rounds_answers_are_charged_as_timed() -> None:
+    """Servers that tell counters but no times have no step times."""
+    answered = outcome(trial(50, 50, 100))
+    assert answered.steps is None
+    assert answered.cost is timed_ms
 
 
 def test_cells_keep_their_order_and_count_what_speculated() -> None:
@@ -73,7 +105,7 @@ def test_cells_keep_their_order_and_count_what_speculated() -> None:
         trial(5, 5, 10, "chat"),
         trial(5, 10, 10, "chat"),
     ]
-    found = cells(trials)
+    found = cells(trials, timed_ms)
     assert [(cell.workload, cell.temperature, cell.questions) for cell in found] == [
         ("chat", 0.0, 2),
         ("chat", 0.8, 1),
