@@ -146,6 +146,11 @@ def original_regret(outcome: Outcome) -> float | None:
     return regret(outcome.trials, "on" if verdict == "enable" else "off", outcome.cost)
 
 
+def speedup(trials: Sequence[Trial], cost: Cost) -> float:
+    """Time of plain decode over that of speculation, all questions together."""
+    return _total(trials, "off", cost) / _total(trials, "on", cost)
+
+
 def policy_over_plain(trials: Sequence[Trial]) -> float:
     """Time under the policy over the time of plain decode, as they came: 1 is plain speed."""
     return _total(trials, "policy", timed_ms) / _total(trials, "off", timed_ms)
@@ -169,6 +174,8 @@ def _pairing(outcome: Outcome) -> dict[str, object]:
         "settle_requests": outcome.settling.requests,
         **{f"regret_{way}": round(value, 4) for way, value in regrets(trials, outcome.cost).items()},
         **{f"timed_regret_{way}": round(value, 4) for way, value in regrets(trials, timed_ms).items()},
+        "speedup": round(speedup(trials, outcome.cost), 4),
+        "timed_speedup": round(speedup(trials, timed_ms), 4),
         "plain_step_ms": None if steps is None else round(steps.plain_ms, 2),
         "round_ms": None if steps is None else round(steps.round_ms, 2),
         "original_verdict": body.get("original_verdict"),
@@ -196,7 +203,7 @@ def _cell(workload: Workload, temperature: float, trials: Sequence[Trial], cost:
         workload=workload,
         temperature=temperature,
         questions=len(trials),
-        speedup=_total(trials, "off", cost) / _total(trials, "on", cost),
+        speedup=speedup(trials, cost),
         regret=regrets(trials, cost),
         speculated=sum(trial.policy.draft is not None for trial in trials),
     )

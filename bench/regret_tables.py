@@ -11,6 +11,7 @@ from bench.regret import (
     original_regret,
     policy_over_plain,
     regrets,
+    speedup,
     timed_ms,
 )
 from bench.tables import Table, optional
@@ -73,7 +74,13 @@ def _regret_rows(outcome: Outcome) -> list[tuple[str, ...]]:
     if outcome.steps is not None:
         whole.append(("all, as timed", timed_ms))
     return shown + [
-        (outcome.name, title, "", "", *(f"{value:.1%}" for value in regrets(outcome.trials, cost).values()))
+        (
+            outcome.name,
+            title,
+            "",
+            f"{speedup(outcome.trials, cost):.2f}",
+            *(f"{value:.1%}" for value in regrets(outcome.trials, cost).values()),
+        )
         for title, cost in whole
     ]
 

@@ -5,6 +5,8 @@ Reads the gate as a plain field once per request. Knows no lanes and sends no me
 
 from collections import Counter
 
+from msgspec.structs import replace
+
 from engine.audit import LiveAudit
 from engine.course import PLAIN, Course, course_for
 from engine.history import DraftHistory
@@ -40,8 +42,7 @@ class Speculator:
         self.audit = audit or LiveAudit()
         # Set by the exactness probe; without it nothing speculates, whatever the gate says.
         self.is_exact = False
-        # Time of ordinary decode over that of a plain step under the kernel selection in force.
-        self.plain_scale = 1.0
+        self._plain_scale = 1.0
         self._identity = identity
         self._allow_inexact = allow_inexact
         self._depth = block_size - 1
@@ -66,6 +67,16 @@ class Speculator:
     def gate(self, gate: Gate) -> None:
         self._set(gate)
 
+    @property
+    def plain_scale(self) -> float:
+        """Time of ordinary decode over that of a plain step under the kernels in force, at most 1."""
+        return self._plain_scale
+
+    @plain_scale.setter
+    def plain_scale(self, scale: float) -> None:
+        self._plain_scale = scale
+        self._set(self._gate)
+
     def resize(self, block_size: int) -> None:
         """Speculate with another block size from the next request on.
 
@@ -77,11 +88,21 @@ class Speculator:
     def _set(self, gate: Gate) -> None:
         """Everything a request's plan depends on is worked out here, once per gate."""
         self._gate = gate
-        self._ordinary = course_for(gate, self._depth, is_measured=False)
+        self._ordinary = course_for(self._in_own_steps(gate), self._depth, is_measured=False)
         self._measured = course_for(gate, self._depth, is_measured=True)
         self._insisted = Course(depth=self._depth)
         self._measure_every = gate.measure_every
         self._is_open = gate.enabled or gate.measure_every > 0
+
+    def _in_own_steps(self, gate: Gate) -> Gate:
+        """`gate` with the break-even against this server's plain steps, which is what bailing out leads to.
+
+        The policy's is against ordinary decode, beside which plain steps may be padded.
+        """
+        if gate.bail_out is None:
+            return gate
+        break_even = gate.bail_out.break_even_emitted * self._plain_scale
+        return replace(gate, bail_out=replace(gate.bail_out, break_even_emitted=break_even))
 
     @property
     def counts(self) -> Counts:

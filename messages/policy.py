@@ -216,11 +216,11 @@ Message = Attach | Renew | ExactnessFound | Sample | Detach
 class BailOut(Struct, frozen=True, kw_only=True):
     """When one request gives up a losing burst, and when it tries again.
 
-    `break_even_emitted` is the mean number of tokens per round at which a round pays for itself, so a round
-    that emits fewer loses the difference, in tokens of plain decode. When the request has lost `loss_tokens`
-    since it last stood best, it decodes plainly for `pause_tokens` tokens (doubling each time), then
-    speculates again with half of that to lose. It counts tokens, not time, so the same request takes the same
-    course on every run.
+    `break_even_emitted` is the mean number of tokens per round at which a round pays for itself beside
+    ordinary decode; a round that emits fewer loses the difference, in tokens of plain decode. When the
+    request has lost `loss_tokens` since it last stood best, it decodes plainly for `pause_tokens`
+    tokens (doubling each time), then speculates again with half of that to lose. It counts tokens, not time,
+    so the same request takes the same course on every run.
     """
 
     break_even_emitted: float

@@ -368,6 +368,17 @@ def test_a_losing_burst_bails_out_and_comes_back(engine: Engine, speculating: Bu
     assert fast._speculator.counts.fallbacks == (FellBack("bail_out", 3),)
 
 
+def test_a_padded_server_bails_out_later(engine: Engine, speculating: Build) -> None:
+    """Where a plain step costs twice an ordinary one, a round of one token loses nothing beside it."""
+    item = request(max_tokens=40)
+    limits = BailOut(break_even_emitted=2.0, loss_tokens=3.5, pause_tokens=10)
+    fast = speculating(following([whole(item, run(engine, item)["r"])], all_wrong))
+    fast._speculator.gate = Gate(enabled=True, bail_out=limits)
+    fast._speculator.plain_scale = 0.5
+    assert finish_of(run(fast, item)["r"]).timings.draft.draft_rounds > 30
+    assert fast._speculator.counts.fallbacks == ()
+
+
 def test_requests_that_never_get_through_are_counted(engine: Engine, speculating: Build) -> None:
     """A request that never was alone is declined as concurrent, a short one as too short."""
     items = [request(f"r{i}", max_tokens=6) for i in range(3)]
