@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from bench import launch
 from bench.checkpoint import directory
+from bench.child import Child
 from bench.errors import BenchError
 from bench.overhead import LABELS, SYSTEMS, WIDTHS, Conditions, Round, System
 from bench.process_tree import blas_libraries, cpu_percent, memory_mb
@@ -84,13 +85,12 @@ def measure(plan: Plan, progress: Progress) -> tuple[list[Round], Conditions]:
             "mlx_lm_server": theirs,
             "mtp_serve": ours,
         }
-        require_same_blas(
-            {
-                "inprocess": blas_libraries(baseline.child.tree()),
-                "mlx_lm_server": blas_libraries(theirs.child.tree()),
-                "mtp_serve": blas_libraries(ours.child.tree()),
-            }
-        )
+        children: Mapping[System, Child] = {
+            "inprocess": baseline.child,
+            "mlx_lm_server": theirs.child,
+            "mtp_serve": ours.child,
+        }
+        require_same_blas({system: blas_libraries(child.tree()) for system, child in children.items()})
         rounds = _rounds(plan, systems, progress)
         conditions = Conditions(
             model=model.name,
@@ -99,11 +99,7 @@ def measure(plan: Plan, progress: Progress) -> tuple[list[Round], Conditions]:
             threads=setup.threads,
             startup_s=startup_s,
             idle_cpu_percent=idle_percent,
-            memory_mb={
-                "inprocess": memory_mb(baseline.child.tree()),
-                "mlx_lm_server": memory_mb(theirs.child.tree()),
-                "mtp_serve": memory_mb(ours.child.tree()),
-            },
+            memory_mb={system: memory_mb(child.tree()) for system, child in children.items()},
             hardware=f"{platform.system()} {platform.machine()}, {setup.threads} CPU threads",
         )
         progress.step("stopping the servers")
