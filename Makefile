@@ -4,11 +4,12 @@ UV_VERSION := 0.13.9
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MLX_VLM_VENV := .venv-mlx-vlm
 ARGS ?=
 # Byte code is written at install: without it a start takes over a minute instead of fifteen seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test check fmt lock bench clean
+.PHONY: install serve test test-mlx-vlm check fmt lock bench clean
 
 install: $(STAMP)
 
@@ -24,6 +25,12 @@ serve: install
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)
+
+# An environment of its own: mlx-vlm is no dependency.
+test-mlx-vlm: install
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(MLX_VLM_VENV)
+	$(BIN)/uv pip install --quiet --python $(MLX_VLM_VENV)/bin/python -r tests/optional/mlx-vlm.txt
+	MLX_VLM_PYTHON=$(MLX_VLM_VENV)/bin/python $(BIN)/python -m pytest tests/optional $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .
@@ -43,4 +50,4 @@ bench: install
 	$(BIN)/mtp-serve bench overhead $(ARGS)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(MLX_VLM_VENV)
