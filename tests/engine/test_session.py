@@ -171,6 +171,7 @@ def test_other_kernels_that_help_are_used_and_logged(sliding: Path, tmp_path: Pa
     assert (passed["selection"], passed["rows_ms"]) == ("row_invariant", probed.rows_ms)
     assert len(probed.rows_ms) >= 4
     assert warnings_of(logs) == []
+    assert started._speculator.plain_scale == probed.plain_scale
 
 
 def test_an_operators_pin_forbids_other_kernels(sliding: Path, tmp_path: Path) -> None:
@@ -184,7 +185,8 @@ def test_an_operators_pin_forbids_other_kernels(sliding: Path, tmp_path: Path) -
 def test_requests_are_served_plainly_while_the_probe_is_pending(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start waits for the probe only so long; requests that come before its answer do not wait at all."""
+    """Differs from the original, which takes no request before its probe has answered: a long context takes
+    longer than a start should, so it waits only so long, and requests that come meanwhile decode plainly."""
     text = text_of(run(session(tiny_checkpoint, tmp_path, draft_model="none").engine, request())["r"])
     monkeypatch.setattr("engine.session._BOOT_PROBE_S", 0.0)
     config = EngineConfig(
