@@ -1,12 +1,12 @@
 """Measured requests: which ones are, which steps they take, and what counts as whose time."""
 
-import time
 from collections.abc import Sequence
 
 import mlx.core as mx
 import msgspec
 import pytest
 
+from engine import solo_lane
 from engine.drafting import Probed
 from engine.engine import Engine
 from engine.identity import Identity
@@ -15,9 +15,10 @@ from engine.speculator import Speculator
 from messages.events import TokensEmitted
 from messages.policy import Declined, Gate, Sample, Slice
 from messages.scheduling import ModelName
+from speculative import round as speculative_round
 from speculative.round import Round
 from tests.engine.conftest import Build, finish_of, forwards_of, request, run
-from tests.engine.drafters import CheckedHistory, ScriptedDrafter, following
+from tests.engine.drafters import CheckedHistory, Script, ScriptedDrafter, following
 from tests.engine.test_speculation import MEASURE, all_right, outcome, varying, whole
 
 IDENTITY = Identity(ModelName("m"), "1")
@@ -101,26 +102,46 @@ def test_plain_steps_of_a_slice_are_those_of_plain_decode(
     assert per_step == [1, *[0, 0, 2, 1, 0] * 2]
 
 
-class SlowLearner(ScriptedDrafter):
-    """Takes its time to take in what was emitted."""
+class Clock:
+    """Stands still until somebody takes their time."""
 
-    delay_s = 0.004
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+class SlowLearner(ScriptedDrafter):
+    """Takes a second to take in what was emitted."""
+
+    def __init__(self, script: Script, clock: Clock) -> None:
+        super().__init__(script)
+        self._clock = clock
 
     def extend(self, state: CheckedHistory, tokens: Sequence[int], features: mx.array) -> None:
         """As ever, later."""
-        time.sleep(self.delay_s)
+        self._clock.now += 1
         super().extend(state, tokens, features)
 
 
-def test_what_a_drafter_does_after_a_round_is_charged_to_it(engine: Engine, speculating: Build) -> None:
-    """Catching up on the emitted tokens belongs to no component time of the original; wall time has it."""
+def test_what_a_drafter_does_after_a_round_is_charged_to_it(
+    engine: Engine, speculating: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catching up on the emitted tokens is neither drafting nor verifying, and still time the round took;
+    what it takes after plain steps falls into the round that needed it."""
     item = request(max_tokens=60)
-    text = whole(item, run(engine, item)["r"])
-    fast = speculating(SlowLearner(lambda told, depth: text[len(told) : len(told) + depth]), MEASURE)
+    text, clock = whole(item, run(engine, item)["r"]), Clock()
+    for module in (solo_lane, speculative_round):
+        monkeypatch.setattr(module, "time", clock)
+    learner = SlowLearner(lambda told, depth: text[len(told) : len(told) + depth], clock)
+    fast = speculating(learner, MEASURE)
     run(fast, item)
     (sample,) = fast.samples
     assert len(sample.slices) >= 3
-    assert all(part.mtp_ms >= part.rounds * SlowLearner.delay_s * 1e3 for part in sample.slices)
+    assert [part.mtp_ms for part in sample.slices] == [3000.0] * len(sample.slices)
+    assert [part.plain_ms for part in sample.slices] == [0.0] * len(sample.slices)
+    assert (sample.draft_ms, sample.verify_ms) == (0.0, 0.0)
 
 
 def test_a_sample_tells_nothing_of_its_request(engine: Engine, speculating: Build) -> None:
