@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
+from engine.drafting import Probed
 from engine.errors import ModelLoadError
 from engine.identity import Identity
 from engine.session import Session
@@ -171,7 +172,14 @@ def test_other_kernels_that_help_are_used_and_logged(sliding: Path, tmp_path: Pa
     assert (passed["selection"], passed["rows_ms"]) == ("row_invariant", probed.rows_ms)
     assert len(probed.rows_ms) >= 4
     assert warnings_of(logs) == []
-    assert started._speculator.plain_scale == probed.plain_scale
+
+
+def test_the_probes_times_set_the_scale_of_measurements(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a plain step costs with the kernels in force is known to whoever measures speed-ups."""
+    monkeypatch.setattr(Probed, "plain_scale", 0.5)
+    assert session(tiny_checkpoint, tmp_path, draft_model=str(tiny_checkpoint))._speculator.plain_scale == 0.5
 
 
 def test_an_operators_pin_forbids_other_kernels(sliding: Path, tmp_path: Path) -> None:
