@@ -68,6 +68,7 @@ class BatchLane:
             stop_sequences=[StopSequences()],
         )
         self._rows[uid] = decoding
+        decoding.was_batched = True
 
     def step(self) -> list[RowToken]:
         """Run one decode step and the waiting prompt ends; returns the tokens that became known."""

@@ -18,12 +18,14 @@ Step = Literal["plain", "round", "probe"]
 class Course(Struct, frozen=True, kw_only=True):
     """A request's plan and where it stands.
 
-    `depth` 0 is plain decode throughout. A measured request starts with `probes_left` one-token rounds, then
+    `depth` 0 is plain decode throughout. `is_insisted` says that the request asked for speculation itself, so
+    it is no attempt of the policy's. A measured request starts with `probes_left` one-token rounds, then
     alternates `slice_rounds` rounds with `slice_plain_tokens` plain tokens (0 rounds: rounds only). `rounds`
     and `plain_tokens` count within the present slice.
     """
 
     depth: int = 0
+    is_insisted: bool = False
     is_measured: bool = False
     probes_left: int = 0
     slice_rounds: int = 0
@@ -37,6 +39,11 @@ class Course(Struct, frozen=True, kw_only=True):
     def speculates(self) -> bool:
         """Whether rounds may come at all."""
         return self.depth > 0
+
+    @property
+    def is_attempt(self) -> bool:
+        """Whether what becomes of it tells how the policy's decisions fare."""
+        return self.speculates and not self.is_insisted
 
 
 PLAIN = Course()

@@ -8,6 +8,7 @@ from engine.course import PLAIN, Course
 from engine.history import DraftHistory
 from engine.measurement import Measurement
 from engine.sequence import Sequence
+from messages.policy import DeclineReason
 
 GiveUpReason = Literal["drafter_failed", "audit"]
 
@@ -39,11 +40,17 @@ class Decoding:
         self.course: Course = PLAIN
         self.measurement: Measurement | None = None
         self.gave_up: GiveUpReason | None = None
+        self.was_batched = False
 
     @property
     def position(self) -> int:
         """Index, in the generated text, of the next token to be emitted."""
         return len(self.sequence.token_ids)
+
+    @property
+    def why_no_round(self) -> DeclineReason:
+        """What kept a sequence that was to speculate, and has ended without a round, from its first one."""
+        return self.gave_up or ("concurrent" if self.was_batched else "too_short")
 
     def give_up_drafting(self, reason: GiveUpReason) -> None:
         """Decode plainly from here on."""

@@ -163,11 +163,7 @@ class Engine:
 
     def _step_lane(self) -> list[Event]:
         if (decoding := self._solo.decoding) is not None:
-            before = decoding.sequence.draft
-            events = self._emitted(decoding, self._solo.step())
-            if before is None and decoding.sequence.draft is not None and self._speculator is not None:
-                self._speculator.note_burst()
-            return events
+            return self._step_solo(decoding)
         if not len(self._batch):
             return []
         events = []
@@ -176,6 +172,15 @@ class Engine:
                 row.decoding, row.decoding.sequence.emit([row.token_id], row.logprobs[None])
             )
         return events + self._batch_to_solo()
+
+    def _step_solo(self, decoding: Decoding) -> list[Event]:
+        sequence, speculator = decoding.sequence, self._speculator
+        before = sequence.draft
+        event = self._solo.step()
+        # Counted before a request that ends with its first round is told of.
+        if speculator and before is None and sequence.draft is not None and sequence.course.is_attempt:
+            speculator.note_burst()
+        return self._emitted(decoding, event)
 
     def _solo_to_batch(self) -> list[Event]:
         """Move the solo sequence over, once its step under way is finished."""
@@ -221,8 +226,8 @@ class Engine:
         speculator, sequence = self._speculator, decoding.sequence
         if speculator is None:
             return
-        if sequence.course.speculates and sequence.draft is None:
-            speculator.note_decline(decoding.gave_up or "concurrent")
+        if sequence.course.is_attempt and sequence.draft is None:
+            speculator.note_decline(decoding.why_no_round)
         if decoding.measurement is not None:
             sample = speculator.sample(sequence, decoding.measurement, cancelled)
             if sample is not None:

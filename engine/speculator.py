@@ -90,7 +90,7 @@ class Speculator:
         self._gate = gate
         self._ordinary = course_for(self._in_own_steps(gate), self._depth, is_measured=False)
         self._measured = course_for(gate, self._depth, is_measured=True)
-        self._insisted = Course(depth=self._depth)
+        self._insisted = Course(depth=self._depth, is_insisted=True)
         self._measure_every = gate.measure_every
         self._is_open = gate.enabled or gate.measure_every > 0
 

@@ -116,8 +116,8 @@ class Counts(Struct, frozen=True, kw_only=True):
     """Cumulative counters of one incarnation, so a lost report loses nothing.
 
     An attempt is a request that reached the gates below the policy with the policy's gate open; it either
-    became a burst or was declined for one reason. `audited` rounds were re-checked against plain decode, and
-    `mismatches` of them differed.
+    becomes a burst or is declined for one reason. One that asked for speculation itself is no attempt.
+    `audited` rounds were re-checked against plain decode, and `mismatches` of them differed.
     """
 
     attempts: int = 0

@@ -138,7 +138,8 @@ def _progress(cluster: Cluster, key: str | None, sample: Sample | None) -> Clust
         state = machine.observe(rules_of(cluster, entry), entry.state, sample)
         qualifying = qualifies(cluster.config, sample)
         ran = ran or qualifying
-        too_short = entry.too_short + (not qualifying and not sample.cancelled)
+        # A request that ended before its first round was declined, and is among the counts already.
+        too_short = entry.too_short + (sample.rounds > 0 and not qualifying and not sample.cancelled)
         entry = replace(entry, state=state, too_short=too_short)
     if ran:
         entry = replace(entry, baseline=total, too_short=0)

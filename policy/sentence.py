@@ -15,10 +15,10 @@ def sentence(report: PolicyReport) -> str:
     if report.starved_by is None:
         return said
     declined = sum(row.count for row in report.declines)
-    return (
-        f"{said}; nothing gets through at present: {declined} of {report.attempts} attempts declined, "
-        f"mostly {report.starved_by}"
-    )
+    what = f"{declined} of {report.attempts} attempts declined"
+    if not declined:
+        what = f"{report.bursts} of {report.attempts} attempts gave too little to measure"
+    return f"{said}; nothing gets through at present: {what}, mostly {report.starved_by}"
 
 
 def _state(report: PolicyReport) -> str:

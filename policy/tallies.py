@@ -32,11 +32,15 @@ def minus(later: Counts, earlier: Counts) -> Counts:
 def starving_gate(since: Counts, too_short: int, starved_after: int) -> DeclineReason | None:
     """The most frequent reason if every attempt since the last progress came to nothing, else None.
 
-    `too_short` counts bursts that ran but were too small to count.
+    `too_short` counts bursts that ran but were too small to count. Attempts still under way say nothing:
+    under steady load there always are some.
     """
     reasons = _by_reason(since)
+    # A drafter that fails before the first round is counted both ways.
+    broken = max(_fallbacks(since)["drafter_failed"] - reasons["drafter_failed"], 0)
     reasons["too_short"] += too_short
-    if since.attempts < starved_after or reasons.total() < since.attempts:
+    reasons["drafter_failed"] += broken
+    if reasons.total() < starved_after or since.bursts > too_short + broken:
         return None
     return max(reasons, key=lambda reason: (reasons[reason], reason))
 

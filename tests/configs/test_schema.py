@@ -26,6 +26,36 @@ def test_the_audit_share_comes_from_file_environment_and_flag() -> None:
     assert merge(file, environment, {"engine.audit_share": 0.0}).settings.engine.audit_share == 0.0
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "decided"),
+    [
+        ("MLXCEL_ENABLE_MTP_B1", "0", {"switches.pin": False}),
+        ("MLXCEL_MTP_ADAPTIVE", "FALSE", {"switches.adaptive": False}),
+        (
+            "MLXCEL_MTP_ALLOW_INEXACT",
+            "on",
+            {"switches.allow_inexact": True, "engine.allow_inexact": True},
+        ),
+        ("MLXCEL_DRAFT_BLOCK_SIZE", "5", {"switches.block_size": 5, "engine.draft_block_size": 5}),
+        ("MLXCEL_DRAFT_BLOCK_SIZE", "auto", {"engine.draft_block_size": "auto"}),
+        ("MLXCEL_DRAFT_KIND", "mtp", {"engine.draft_kind": "mtp"}),
+        ("LLAMA_ARG_SPEC_DRAFT_MODEL", "/a/head", {"engine.draft_model": "/a/head"}),
+        ("MLXCEL_CACHE_DIR", "/c", {"switches.cache_dir": "/c", "engine.cache_root": "/c"}),
+    ],
+)
+def test_every_name_of_the_environment_reaches_what_it_decides(
+    name: str, text: str, decided: dict[str, object]
+) -> None:
+    """Policy and engine alike; the source is told, and a flag still wins."""
+    effective = merge({}, {name: text})
+    for dotted, value in decided.items():
+        section, _, key = dotted.partition(".")
+        assert getattr(getattr(effective.settings, section), key) == value
+        assert effective.sources[dotted] == "env"
+    flagged = merge({}, {name: text}, {"engine.draft_model": "none", "engine.draft_block_size": 3})
+    assert (flagged.settings.engine.draft_model, flagged.settings.engine.draft_block_size) == ("none", 3)
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_share_out_of_range_is_named(share: float) -> None:
     """The message states value and range."""

@@ -1,21 +1,30 @@
 """An engine on the tiny checkpoint, and a way to run requests to their end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from engine.blas import Blas
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.forwarder import Forwarded, TappedForwarder
+from engine.identity import Identity
 from engine.loading import LoadedModel, load
+from engine.speculator import Speculator
 from messages.events import Event, Finished, TokensEmitted
+from messages.policy import Gate
 from messages.requests import GenerateRequest, RequestId, SamplingParams
+from messages.scheduling import ModelName
+from speculative.drafter import Drafter
+from speculative.target import Target
 from tests import tiny
 
 NO_BLAS = Blas(source="vendored", version="", threads=1)
 
-Run = Callable[..., dict[str, list[Event]]]
+Build = Callable[..., Engine]
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +50,29 @@ def make_engine(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Callabl
 def engine(make_engine: Callable[..., Engine]) -> Engine:
     """An engine with four slots."""
     return make_engine()
+
+
+@pytest.fixture(scope="module")
+def target(loaded: LoadedModel) -> Target:
+    """The tiny model, tapped."""
+    return Target(loaded.model)
+
+
+@pytest.fixture
+def speculating(loaded: LoadedModel, target: Target, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Builds engines with a drafter and a gate, an open one unless told otherwise."""
+    monkeypatch.setattr("engine.engine.prefill_chunk", lambda *_: 16)
+
+    def build(drafter: Drafter, gate: Gate | None = None, block_size: int = 4, **settings: object) -> Engine:
+        speculator = Speculator(drafter, block_size, Identity(ModelName("m"), "1"))
+        speculator.is_exact = True
+        speculator.gate = gate or Gate(enabled=True, version=1)
+        config = EngineConfig(model="tiny", **settings)  # pyright: ignore[reportArgumentType]
+        engine = Engine(loaded, config, target, speculator)
+        engine.warmup(lambda text: None)
+        return engine
+
+    return build
 
 
 def request(name: str = "r", prompt: str = "hello world", **changes: object) -> GenerateRequest:
@@ -77,3 +109,16 @@ def finish_of(events: list[Event]) -> Finished:
     last = events[-1]
     assert isinstance(last, Finished)
     return last
+
+
+def forwards_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every forward of a tapped target from now on, verify blocks left out."""
+    seen: list[int] = []
+    honest = TappedForwarder.__call__
+
+    def call(self: TappedForwarder, tokens: mx.array, caches: Sequence[Any]) -> Forwarded:
+        seen.append(tokens.shape[1])
+        return honest(self, tokens, caches)
+
+    monkeypatch.setattr(TappedForwarder, "__call__", call)
+    return seen

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.config import EngineConfig
+from engine.drafting import Probed
 from engine.errors import ModelLoadError
 from engine.identity import Identity
 from engine.session import Session
@@ -173,6 +174,14 @@ def test_other_kernels_that_help_are_used_and_logged(sliding: Path, tmp_path: Pa
     assert warnings_of(logs) == []
 
 
+def test_the_probes_times_set_the_scale_of_measurements(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a plain step costs with the kernels in force is known to whoever measures speed-ups."""
+    monkeypatch.setattr(Probed, "plain_scale", 0.5)
+    assert session(tiny_checkpoint, tmp_path, draft_model=str(tiny_checkpoint))._speculator.plain_scale == 0.5
+
+
 def test_an_operators_pin_forbids_other_kernels(sliding: Path, tmp_path: Path) -> None:
     """Differs from the original in that a pin keeps MLX's kernels as they are, whichever value it has."""
     for pin in (True, False):
@@ -184,7 +193,8 @@ def test_an_operators_pin_forbids_other_kernels(sliding: Path, tmp_path: Path) -
 def test_requests_are_served_plainly_while_the_probe_is_pending(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start waits for the probe only so long; requests that come before its answer do not wait at all."""
+    """Differs from the original, which takes no request before its probe has answered: a long context takes
+    longer than a start should, so it waits only so long, and requests that come meanwhile decode plainly."""
     text = text_of(run(session(tiny_checkpoint, tmp_path, draft_model="none").engine, request())["r"])
     monkeypatch.setattr("engine.session._BOOT_PROBE_S", 0.0)
     config = EngineConfig(

@@ -7,23 +7,17 @@ from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.identity import Identity
 from engine.loading import LoadedModel
-from engine.speculator import Speculator
-from messages.events import Event, Finished, TokensEmitted
+from messages.events import Cancelled, Event, Finished, TokensEmitted
 from messages.policy import BailOut, FellBack, Gate
 from messages.requests import GenerateRequest
-from messages.scheduling import ModelName
-from speculative.drafter import Drafter
 from speculative.target import Target
-from tests.engine.conftest import finish_of, request, run, text_of
+from tests.engine.conftest import Build, finish_of, forwards_of, request, run, text_of
 from tests.engine.drafters import RecordingHead, ScriptedDrafter, following
 
 LONG = "a prompt of more than three whole chunks of sixteen characters"
 MEASURE = Gate(enabled=True, version=1, measure_every=1, slice_rounds=2, slice_plain_tokens=3, probe_rounds=1)
 OPEN = Gate(enabled=True, version=1)
-
-Build = Callable[..., Engine]
 
 
 def all_right(length: int, depth: int) -> int:
@@ -39,29 +33,6 @@ def all_wrong(length: int, depth: int) -> int:
 def varying(length: int, depth: int) -> int:
     """Every number of right drafts occurs."""
     return (length * 5 + 1) % (depth + 1)
-
-
-@pytest.fixture(scope="module")
-def target(loaded: LoadedModel) -> Target:
-    """The tiny model, tapped."""
-    return Target(loaded.model)
-
-
-@pytest.fixture
-def speculating(loaded: LoadedModel, target: Target, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Builds engines with a drafter and a gate."""
-    monkeypatch.setattr("engine.engine.prefill_chunk", lambda *_: 16)
-
-    def build(drafter: Drafter, gate: Gate = OPEN, block_size: int = 4, **settings: object) -> Engine:
-        speculator = Speculator(drafter, block_size, Identity(ModelName("m"), "1"))
-        speculator.is_exact = True
-        speculator.gate = gate
-        config = EngineConfig(model="tiny", **settings)  # pyright: ignore[reportArgumentType]
-        engine = Engine(loaded, config, target, speculator)
-        engine.warmup(lambda text: None)
-        return engine
-
-    return build
 
 
 def outcome(events: list[Event]) -> tuple:
@@ -95,6 +66,7 @@ REQUESTS = {
     "sampled": {"max_tokens": 30, "temperature": 0.8, "top_p": 0.9, "seed": 11},
     "sampled with filters": {"max_tokens": 30, "temperature": 1.2, "top_k": 20, "min_p": 0.02, "seed": 3},
     "long prompt": {"max_tokens": 10, "prompt": LONG},
+    "one-token prompt": {"max_tokens": 10, "prompt": "x"},
     "one token": {"max_tokens": 1},
     "two tokens": {"max_tokens": 2},
 }
@@ -153,7 +125,11 @@ def test_a_round_is_one_event(engine: Engine, speculating: Build) -> None:
 def test_what_waits_is_held_up_by_one_round_a_tick(
     engine: Engine, speculating: Build, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While another prompt is read every tick runs one round and one chunk; then no rounds until it ends."""
+    """While another prompt is read every tick runs one round and one chunk; then no rounds until it ends.
+
+    Differs from the original, where rounds go on in turns with the other request's steps: decoding both in
+    one forward is faster than either one after the other.
+    """
     first, second = request("a", max_tokens=100), request("b", prompt=LONG, max_tokens=5)
     plain = run(engine, first)["a"], run(engine, second)["b"]
     fast = speculating(following([whole(first, plain[0]), whole(second, plain[1])], varying))
@@ -273,21 +249,52 @@ def test_requests_that_arrive_together_keep_their_texts_and_histories(
     assert fast._speculator.counts.fallbacks == ()
 
 
+@pytest.mark.parametrize("length", [len(LONG), 49])
 def test_a_prompt_cache_hit_keeps_the_drafters_history(
-    engine: Engine, speculating: Build, target: Target
+    engine: Engine, speculating: Build, target: Target, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a hit a real head proposes exactly what it proposes without one, and the text is the same."""
-    item = request("a", prompt=LONG, max_tokens=20)
+    """Only what follows the cached chunks is run again, and a real head proposes what it proposes without a
+    hit. Differs from the original, which decodes plainly when the whole prompt is cached (49 tokens here):
+    the last token always runs, and the drafter's history lies in the cache beside it."""
+    item = request("a", prompt=LONG[:length], max_tokens=20)
     fast = speculating(RecordingHead(target))
-    texts, proposals = [], []
+    texts, proposals, forwards = [], [], forwards_of(monkeypatch)
     for _ in range(2):
         RecordingHead.proposed = []
+        forwards.clear()
         texts.append(run(fast, item)["a"])
         proposals.append([drafts.tolist() for drafts in RecordingHead.proposed])
     assert finish_of(texts[1]).usage.cached_tokens == 48
+    assert sum(tokens for tokens in forwards if tokens > 1) == length - 1 - 48
     assert outcome(texts[0])[:3] == outcome(texts[1])[:3] == outcome(run(engine, item)["a"])[:3]
     assert proposals[0] == proposals[1] != []
     assert fast._speculator.counts.fallbacks == ()
+
+
+def test_a_prompt_of_one_token_starts_plainly(engine: Engine, speculating: Build, target: Target) -> None:
+    """A head has nothing to draft from before the first token; after it rounds run and nothing has failed."""
+    item = request(prompt="x", max_tokens=20)
+    fast = speculating(RecordingHead(target))
+    got = run(fast, item)["r"]
+    assert outcome(got) == outcome(run(engine, item)["r"])
+    assert finish_of(got).timings.draft.draft_rounds > 0
+    assert fast._speculator.counts.fallbacks == ()
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5, 6, 7])
+def test_an_abort_ends_a_burst_at_any_step(engine: Engine, speculating: Build, steps: int) -> None:
+    """In prefill, in the probe step, between rounds or plain steps: one Cancelled event, nothing after it,
+    and the next request finds a clean lane."""
+    item = request(prompt=LONG, max_tokens=60)
+    plain = run(engine, item)["r"]
+    fast = speculating(following([whole(item, plain)], varying), MEASURE)
+    fast.submit(item)
+    for _ in range(steps):
+        fast.step()
+    assert fast.abort(item.request_id) == [Cancelled(request_id=item.request_id)]
+    assert fast.active == ()
+    assert fast.step() == []
+    assert outcome(run(fast, item)["r"])[:3] == outcome(plain)[:3]
 
 
 def test_a_drafter_that_fails_does_not_cut_the_answer(engine: Engine, speculating: Build) -> None:

@@ -12,6 +12,7 @@ from messages.policy import (
     Detach,
     Exactness,
     ExactnessFound,
+    FellBack,
     Gate,
     Message,
     NoMtpDispatch,
@@ -295,6 +296,27 @@ def test_starvation_is_named() -> None:
     )
 
 
+def test_starvation_shows_under_steady_load() -> None:
+    """Attempts still under way neither hide what became of the others nor count as starved themselves."""
+    under_way = msgspec.structs.replace(counted(concurrent=30), attempts=38)
+    waiting = msgspec.structs.replace(counted(concurrent=3), attempts=38)
+    for counts, gate in ((under_way, "concurrent"), (waiting, None)):
+        value = cluster(attach("a"), Renew(model=A, incarnation="1", counts=counts))
+        assert top(value).starved_by == gate
+
+
+def test_a_drafter_that_always_breaks_is_starvation() -> None:
+    """Before the first round or in the middle of a burst: nothing is measured, and the snapshot says why."""
+    counts = Counts(
+        attempts=6,
+        bursts=4,
+        declines=(Declined("drafter_failed", 2),),
+        fallbacks=(FellBack("drafter_failed", 6),),
+    )
+    value = cluster(attach("a"), Renew(model=A, incarnation="1", counts=counts))
+    assert (top(value).samples, top(value).starved_by) == (0, "drafter_failed")
+
+
 def test_starvation_is_not_claimed_too_early_or_when_something_got_through() -> None:
     """Three declined attempts are too few, and one burst is progress to wait for."""
     few = Renew(model=A, incarnation="1", counts=counted(concurrent=3))
@@ -321,6 +343,14 @@ def test_only_tiny_requests_is_starvation() -> None:
     ]
     report = top(cluster(attach("a"), *tiny))
     assert (report.samples, report.starved_by) == (0, "too_short")
+
+
+def test_requests_that_end_before_their_first_round_are_counted_once() -> None:
+    """They are declined and still report their probe steps; two of them are not four."""
+    probed = msgspec.structs.replace(sample(model="a", rounds=0), counts=counted(too_short=2))
+    assert top(cluster(attach("a"), probed, probed)).starved_by is None
+    later = msgspec.structs.replace(probed, counts=counted(too_short=4))
+    assert top(cluster(attach("a"), *[probed] * 2, *[later] * 2)).starved_by == "too_short"
 
 
 def test_an_enabled_pairing_that_never_runs_says_so() -> None:

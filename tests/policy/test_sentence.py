@@ -44,6 +44,16 @@ def test_starvation_is_never_called_measuring_alone() -> None:
     assert "37 of 37 attempts declined, mostly concurrent" in sentence(starved)
 
 
+def test_bursts_that_are_too_small_are_not_called_declined() -> None:
+    """They ran; it is measuring that came to nothing."""
+    starved = msgspec.structs.replace(
+        SNAPSHOTS["profiling"].top, attempts=6, bursts=5, starved_by="too_short"
+    )
+    said = sentence(starved)
+    assert "5 of 6 attempts gave too little to measure, mostly too_short" in said
+    assert "declined" not in said
+
+
 @pytest.mark.parametrize(("speedup", "differs"), [(1.3, True), (2.0, False)])
 def test_the_original_rules_are_quoted_where_they_differ(speedup: float, differs: bool) -> None:
     """A measured gain inside the original's dead band, on hardware whose table declines."""
