@@ -33,6 +33,10 @@ _DECIDED_BY = {
 }
 
 
+# Names that begin so are meant for a server like this one, whether it reads them or not.
+_PREFIXES = ("MLXCEL_", "METRALE_")
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a server is started with."""
 
@@ -44,10 +48,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Effective(Struct, frozen=True):
-    """Settings in force and the source of every value that is not a default, by dotted name."""
+    """Settings in force and the source of every value that is not a default, by dotted name.
+
+    `unread` are names of the environment that look meant for the server and decide nothing: misspelt ones,
+    and switches of features it does not have.
+    """
 
     settings: Settings
     sources: dict[str, Source]
+    unread: tuple[str, ...] = ()
 
 
 class SettingsError(Exception):
@@ -78,8 +87,9 @@ def merge(
             section, _, key = name.partition(".")
             merged.setdefault(section, {})[key] = value
             sources[name] = source
+    unread = sorted(name for name in environment if name.startswith(_PREFIXES) and name not in _DECIDED_BY)
     try:
-        return Effective(msgspec.convert(merged, Settings), sources)
+        return Effective(msgspec.convert(merged, Settings), sources, tuple(unread))
     except msgspec.ValidationError as error:
         raise SettingsError(str(error)) from error
 

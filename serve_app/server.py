@@ -124,7 +124,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _log_settings(effective: Effective) -> None:
-    """One log line with every setting and where it came from."""
+    """One log line with every setting and where it came from, and one for each name that decides nothing."""
     settings = effective.settings
     sections: dict[str, dict[str, Any]] = {}
     for section in settings.__struct_fields__:
@@ -139,3 +139,5 @@ def _log_settings(effective: Effective) -> None:
             for name, value in values.items()
         }
     log.info("settings", **sections)
+    for name in effective.unread:
+        log.warning("environment_name_not_read", name=name, reason="no setting of this server has that name")

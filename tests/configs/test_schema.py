@@ -56,6 +56,17 @@ def test_every_name_of_the_environment_reaches_what_it_decides(
     assert (flagged.settings.engine.draft_model, flagged.settings.engine.draft_block_size) == ("none", 3)
 
 
+def test_names_that_decide_nothing_are_told_apart() -> None:
+    """A misspelt switch and one of a feature that is not there; other programs' names are not looked at."""
+    environment = {
+        "MLXCEL_MTP_TREE": "1",
+        "MLXCEL_MTP_ADPATIVE": "0",
+        "MLXCEL_MTP_ADAPTIVE": "0",
+        "PATH": "/",
+    }
+    assert merge({}, environment).unread == ("MLXCEL_MTP_ADPATIVE", "MLXCEL_MTP_TREE")
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_share_out_of_range_is_named(share: float) -> None:
     """The message states value and range."""
