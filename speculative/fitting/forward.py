@@ -28,13 +28,18 @@ def chained_outputs(head: GenericHead, fused: mx.array, embeddings: mx.array, de
     for _ in range(depths):
         x = head.fc(mx.concatenate([embedded, head.norm_hidden(hidden)], axis=-1))
         for layer, past in zip(head.layers, seen, strict=True):
-            x = _layer(layer, x, past)
+            x = decoder_layer(layer, x, past)
         outputs.append(head.norm(x))
         hidden = _shift(outputs[-1], 1, axis=1)
     return outputs
 
 
-def _layer(layer: Any, x: mx.array, past: list[tuple[mx.array, mx.array]]) -> mx.array:
+def decoder_layer(layer: Any, x: mx.array, past: list[tuple[mx.array, mx.array]]) -> mx.array:
+    """Output [B, N, H] of one llama decoder layer for `x` [B, N, H] at the next draft depth.
+
+    `past` holds the keys and values of the depths before and takes this one's; empty, the layer is the causal
+    one of the target itself.
+    """
     h = x + _attention(layer.self_attn, layer.input_layernorm(x), past)
     mlp, y = layer.mlp, layer.post_attention_layernorm(h)
     return h + mlp.down_proj(fast_math.swiglu(mlp.gate_proj(y), mlp.up_proj(y)))
@@ -57,7 +62,7 @@ def _attention(attention: Any, x: mx.array, past: list[tuple[mx.array, mx.array]
     scores = (queries @ keys.swapaxes(-1, -2)).reshape(rows, groups, repeats, slots, slots)
     position = mx.arange(slots)
     visible = position[None, :] <= position[:, None] - (depth - 1)
-    scores = mx.where(visible, scores, _MASKED)
+    scores = scores + mx.where(visible, 0.0, _MASKED)
     queries = queries.reshape(rows, groups, repeats, slots, -1)
     chained = [
         (_shift(k, depth - 1 - level, axis=2), _shift(v, depth - 1 - level, axis=2))

@@ -1,0 +1,88 @@
+"""The trained pair through a whole session: load, probe, engine, with drafts kept and refused in turn."""
+
+import pytest
+
+from engine.session import Session
+from tests.engine.conftest import NO_BLAS
+from tests.fixtures.pair import asking, files
+from tests.fixtures.pair.asking import BLOCK_SIZE, Reply, ask, request
+
+# Another BLAS or processor rounds otherwise, and a greedy text that turns elsewhere has other rounds.
+TOLERANCE = 0.12
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[list[int]]:
+    """The held-out prompts as token ids."""
+    return [files.tokenizer().encode(text).ids for text in files.prompts()]
+
+
+@pytest.fixture(scope="module", params=[2, BLOCK_SIZE, 6], ids="K={}".format)
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """The pair as a server loads it, at each block size."""
+    return asking.start(files.FOLDER, NO_BLAS, tmp_path_factory.mktemp("session"), request.param)
+
+
+@pytest.fixture(scope="module")
+def greedy(session: Session, rows: list[list[int]]) -> list[Reply]:
+    """Greedy answers in rounds."""
+    return asking.answers(session, rows, True)
+
+
+as_recorded = pytest.mark.parametrize("session", [BLOCK_SIZE], ids=["K=4"], indirect=True)
+
+
+def test_some_kernels_make_the_pair_exact(session: Session) -> None:
+    """The probe finds block and chain byte-equal for trained weights too."""
+    facts = session.facts.drafter
+    assert facts is not None
+    assert facts.probed is not None
+    assert facts.probed.is_exact, facts.probed.detail
+
+
+def test_greedy_answers_do_not_depend_on_speculation(
+    session: Session, rows: list[list[int]], greedy: list[Reply]
+) -> None:
+    """Text, ids, finish reason and length are those of plain decode, over drafts kept and refused in turn."""
+    drafts = [reply.draft for reply in greedy]
+    assert all(draft is not None and 0 < draft.draft_n_accepted < draft.draft_n for draft in drafts)
+    plain = asking.answers(session, rows, False)
+    assert [reply.answer for reply in greedy] == [reply.answer for reply in plain]
+
+
+def test_a_seed_draws_the_same_text_with_and_without_rounds(session: Session, rows: list[list[int]]) -> None:
+    """A draw's key depends on seed and position alone; another seed changes the text."""
+    some = rows[:3]
+    fast, plain = (asking.samples(session, some, speculative) for speculative in (True, False))
+    assert sum(reply.draft.draft_n_accepted for reply in fast if reply.draft) > 0
+    assert [reply.answer for reply in fast] == [reply.answer for reply in plain]
+    other = ask(session, request(some[0], True, temperature=asking.TEMPERATURE, seed=100))
+    assert other.answer != plain[0].answer
+
+
+def test_a_stop_string_within_drafts_ends_both_alike(
+    session: Session, rows: list[list[int]], greedy: list[Reply]
+) -> None:
+    """Stopping inside accepted drafts gives the text, reason and length of stopping between steps."""
+    cut = greedy[0].answer.text[30:33]
+    fast, plain = (ask(session, request(rows[0], speculative, stop=(cut,))) for speculative in (True, False))
+    assert plain.answer.reason == "stop"
+    assert fast.answer == plain.answer
+
+
+@as_recorded
+def test_acceptance_is_what_it_was_when_the_pair_was_made(
+    session: Session, rows: list[list[int]], greedy: list[Reply]
+) -> None:
+    """Drafting, priming and rewinding in order, every draft position keeps its share of the rounds."""
+    recorded = files.recorded()
+    assert asking.accepted(greedy) == pytest.approx(recorded.greedy, abs=TOLERANCE)
+    sampled = asking.samples(session, rows, True)
+    assert asking.accepted(sampled) == pytest.approx(recorded.sampled, abs=TOLERANCE)
+
+
+@as_recorded
+def test_greedy_answers_are_no_single_token_repeated(greedy: list[Reply]) -> None:
+    """What the pair is for: drafts that are right although the text goes on."""
+    for reply in greedy:
+        assert len(set(reply.answer.ids)) >= 8, reply.answer.text
