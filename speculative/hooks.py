@@ -82,7 +82,8 @@ def block_forward(context: BlockContext) -> Generator[None]:
 
 
 def _hooked_attention(original: Kernel) -> Kernel:
-    parameters = signature(original)
+    # Signature.bind would take several times as long, and every layer of every round calls this.
+    names = tuple(signature(original).parameters)
 
     @wraps(original)
     def attention(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
@@ -90,7 +91,7 @@ def _hooked_attention(original: Kernel) -> Kernel:
         owner = context.owner(keys) if context else None
         if owner is None:
             return original(queries, keys, *args, **kwargs)
-        return owner.attend(original, parameters.bind(queries, keys, *args, **kwargs).arguments)
+        return owner.attend(original, dict(zip(names, (queries, keys, *args), strict=False)) | kwargs)
 
     return attention
 
