@@ -15,17 +15,14 @@ from speculative.probe_plan import Draw, draws, edge_lengths
 from speculative.rollback import clone_caches, why_not_rewindable
 from speculative.selection import DEFAULT, Selection, candidates, selected, why_unavailable
 from speculative.target import Target
-from speculative.verify_cost import VerifyCost, measure_rows
+from speculative.verify_cost import CostPlan, VerifyCost, measure_cost
 
 # Readies a sequence's caches for the kind of decode the server does without speculation.
 PlainCaches = Callable[[list[Any]], list[Any]]
 
-# Row counts that are only to be looked at, not served, are timed less often.
-_GLANCE_REPEATS = 2
-
 
 class ProbeSettings(Struct, frozen=True, kw_only=True):
-    """What to compare: `context_length` bounds contexts, in tokens; `repeats` are timings per row count.
+    """What to compare: `context_length` bounds contexts, in tokens; `repeats` are timings of a row count.
 
     `other_sizes` are further block sizes to be compared once a selection is exact for `block_size`. The cost
     of a verify is measured up to `cost_rows` rows, blocks permitting more if they are larger.
@@ -38,7 +35,7 @@ class ProbeSettings(Struct, frozen=True, kw_only=True):
     draws: int = 3
     cost_rows: int = 8
     prefill_chunk: int = 256
-    repeats: int = 5
+    repeats: int = 8
     pinned_by: str = ""
 
 
@@ -119,7 +116,9 @@ def probe_steps(
     measured = exact or (DEFAULT if attempts[0].ran else None)
     cost = VerifyCost(plain_ms=0.0, rows_ms=())
     if measured:
-        cost = yield from _cost(target, measured, starts[0], settings)
+        start = starts[0]
+        plan = _cost_plan(settings, min(len(start.block), measured.max_rows))
+        cost = yield from measure_cost(target, measured, start.caches, start.block, plan)
     return ProbeResult(
         exact=exact is not None,
         selection=exact or DEFAULT,
@@ -283,23 +282,7 @@ def rewind_difference(after: mx.array, chain: mx.array) -> str:
     return f"decode after a rewind differs from the single-token chain in {count} of {total} logit bytes"
 
 
-def _cost(
-    target: Target, selection: Selection, start: _Start, settings: ProbeSettings
-) -> Generator[None, None, VerifyCost]:
-    caches, block = start.caches, start.block
-    plain: list[float] = []
-    single: list[float] = []
-    # Taken in turn and often, because their quotient decides what a speed-up is worth and the pace varies.
-    for _ in range(2 * settings.repeats):
-        plain.append((yield from measure_rows(target, caches, block[:1], 1)))
-        with selected(target, selection):
-            single.append((yield from measure_rows(target, caches, block[:1], 1)))
-    rows_ms = [min(single)]
+def _cost_plan(settings: ProbeSettings, most_rows: int) -> CostPlan:
     served = max(settings.block_size, *settings.other_sizes, 0)
-    with selected(target, selection):
-        widest = min(len(block), selection.max_rows, max(settings.block_size, settings.cost_rows))
-        for rows in range(2, widest + 1):
-            repeats = settings.repeats if rows <= served else min(settings.repeats, _GLANCE_REPEATS)
-            ms = yield from measure_rows(target, caches, block[:rows], repeats)
-            rows_ms.append(ms)
-    return VerifyCost(plain_ms=min(plain), rows_ms=tuple(rows_ms))
+    rows = min(most_rows, max(settings.block_size, settings.cost_rows))
+    return CostPlan(rows=rows, served=min(served, rows), turns=settings.repeats)
