@@ -9,9 +9,8 @@ from messages.policy import BailOut
 class BailOutState(Struct, frozen=True):
     """How far the burst is behind its best, and how much plain decode is left before speculation resumes.
 
-    `lost_tokens` is the time lost, in tokens of plain decode. It is a cumulative sum that never falls below 0
-    (E. S. Page, Continuous inspection schemes, Biometrika 41, 1954), so that
-    a good start cannot hide a bad stretch.
+    `lost_tokens` is the time lost, in tokens of plain decode: a cumulative sum that never falls below 0
+    (E. S. Page, Continuous inspection schemes, Biometrika 41, 1954), so a good start hides no bad stretch.
     """
 
     lost_tokens: float = 0.0

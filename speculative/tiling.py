@@ -18,11 +18,16 @@ PER_HEAD = (MultiLinear, QuantizedMultiLinear)
 
 
 def _padded(x: mx.array, tile: int) -> mx.array:
-    """[..., rows, D] with zero rows appended up to `tile`; unchanged when there are as many or more."""
-    missing = tile - x.shape[-2]
-    if missing <= 0:
+    """[..., rows, D] with rows appended up to `tile`; unchanged when there are as many or more.
+
+    What the further rows hold is nobody's business. A single one is repeated, which costs less than zeros.
+    """
+    *outer, rows, width = x.shape
+    if rows >= tile:
         return x
-    return mx.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)])
+    if rows == 1:
+        return mx.broadcast_to(x, (*outer, tile, width))
+    return mx.pad(x, [(0, 0)] * len(outer) + [(0, tile - rows), (0, 0)])
 
 
 class _Tiled(nn.Module):
