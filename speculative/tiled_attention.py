@@ -13,6 +13,7 @@ from mlx_lm.models.cache import KVCache
 
 from speculative.hooks import BlockContext, Kernel
 from speculative.kv_block import WrittenBlock
+from speculative.tiling import padded
 
 # Keys per page. A multiple of every BLAS micro-kernel's width, so that no row falls into a kernel's tail.
 PAGE = 64
@@ -96,10 +97,9 @@ class TileKVBlock(WrittenBlock):
         base: Any = self.base
         keys, values = base.keys[:, :, None, :length], base.values[:, :, None, :length]
         _, heads, rows, size = queries.shape
-        padded = mx.pad(queries, [(0, 0), (0, 0), (0, self._tile - rows), (0, 0)])
         # One product per query head: folding heads that share keys into one would leave kernel tails.
-        padded = padded.reshape(1, keys.shape[1], -1, self._tile, size)
-        scores = mx.where(visible, padded @ keys.swapaxes(-1, -2), mx.finfo(padded.dtype).min)
+        queries = padded(queries, self._tile).reshape(1, keys.shape[1], -1, self._tile, size)
+        scores = mx.where(visible, queries @ keys.swapaxes(-1, -2), mx.finfo(queries.dtype).min)
         out = mx.softmax(scores, axis=-1, precise=True) @ values
         return out.reshape(1, heads, self._tile, -1)[:, :, :rows]
 

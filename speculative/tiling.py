@@ -17,7 +17,7 @@ EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 PER_HEAD = (MultiLinear, QuantizedMultiLinear)
 
 
-def _padded(x: mx.array, tile: int) -> mx.array:
+def padded(x: mx.array, tile: int) -> mx.array:
     """[..., rows, D] with rows appended up to `tile`; unchanged when there are as many or more.
 
     What the further rows hold is nobody's business. A single one is repeated, which costs less than zeros.
@@ -55,7 +55,7 @@ class TiledLinear(_Tiled):
         rows = x.size // x.shape[-1]
         if rows >= self.tile:
             return self.inner(x)
-        y = self.inner(_padded(x.reshape(rows, -1), self.tile))
+        y = self.inner(padded(x.reshape(rows, -1), self.tile))
         # A router returns (expert ids, scores).
         return tree_map(lambda out: out[:rows].reshape(*x.shape[:-1], -1), y)
 
@@ -73,7 +73,7 @@ class TiledEmbedding(_Tiled):
         rows = x.size // x.shape[-1]
         if rows >= self.tile:
             return inner.as_linear(x)
-        y = inner.as_linear(_padded(x.reshape(rows, -1), self.tile))
+        y = inner.as_linear(padded(x.reshape(rows, -1), self.tile))
         return y[:rows].reshape(*x.shape[:-1], -1)
 
 
@@ -82,7 +82,7 @@ class TiledPerHead(_Tiled):
 
     def __call__(self, x: mx.array, transpose: bool = True) -> mx.array:
         rows = x.shape[-2]
-        return self.inner(_padded(x, self.tile), transpose)[..., :rows, :]
+        return self.inner(padded(x, self.tile), transpose)[..., :rows, :]
 
 
 def tiled(module: nn.Module, tile: int) -> nn.Module:
