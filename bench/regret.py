@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from bench.pace import decode_ms, ms_per_token
 from bench.reply import Reply
+from bench.rounds import round_times
 from bench.workloads import TEMPERATURES, WORKLOADS, Question, Workload
 
 Way = Literal["policy", "on", "off"]
@@ -68,16 +69,14 @@ class StepTimes(Struct, frozen=True):
 
 def step_times(trials: Sequence[Trial]) -> StepTimes | None:
     """The step times of a pairing; None where its server tells no times or nothing speculated."""
+    plain_ms = statistics.median(decode_ms(trial.off) / (trial.off.completion_tokens - 1) for trial in trials)
     rounds = [
-        (draft.draft_ms + draft.draft_verify_ms + draft.draft_overhead_ms) / draft.draft_rounds
+        times.round_ms
         for trial in trials
         for draft in (trial.on.draft, trial.policy.draft)
-        if draft and draft.draft_rounds
+        if draft and (times := round_times(plain_ms, draft))
     ]
-    if not rounds or min(rounds) <= 0:
-        return None
-    plain = [decode_ms(trial.off) / (trial.off.completion_tokens - 1) for trial in trials]
-    return StepTimes(statistics.median(plain), statistics.median(rounds))
+    return StepTimes(plain_ms, statistics.median(rounds)) if rounds else None
 
 
 class Settling(Struct, frozen=True):

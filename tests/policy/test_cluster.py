@@ -1,68 +1,28 @@
 """Many replicas and pairings folded into one value: leases, merged evidence, the top level, starvation."""
 
-from collections.abc import Iterable
-
 import msgspec
 import pytest
 
 from messages.policy import (
-    Attach,
-    Counts,
-    Declined,
     Detach,
     Exactness,
     ExactnessFound,
-    FellBack,
     Gate,
     Message,
-    NoMtpDispatch,
     NotAttached,
-    PolicyReport,
     Renew,
-    Sample,
 )
 from messages.scheduling import ModelName
-from policy.cluster import Cluster, dispatch_to_load, gate_of, key_of, reply
-from policy.config import PolicyConfig
+from policy.cluster import dispatch_to_load, gate_of, key_of, reply
 from policy.fold import expire, forget, observe
 from policy.report import publish, snapshot
 from policy.switches import Switches
 from policy.wire import worker_not_ready
 from tests.policy.builders import CPU, M5, attach, dispatch, sample
+from tests.policy.clusters import cluster, counted, fold, plain, top
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 INEXACT = Exactness(exact=False, selection="default", detail="verify block position 0 differs")
-
-
-def cluster(
-    *messages: Message, switches: Switches | None = None, config: PolicyConfig | None = None
-) -> Cluster:
-    """The value after these messages."""
-    value = Cluster(config=config or PolicyConfig(), switches=switches or Switches())
-    return fold(value, messages)
-
-
-def fold(value: Cluster, messages: Iterable[Message]) -> Cluster:
-    """`value` after more messages."""
-    for message in messages:
-        value = observe(value, message)
-    return value
-
-
-def top(value: Cluster) -> PolicyReport:
-    """What stands at the top level."""
-    return snapshot(value).top
-
-
-def plain(model: str = "a") -> Attach:
-    """A replica without a drafter."""
-    return Attach(model=ModelName(model), incarnation="1", hardware=CPU, dispatch=NoMtpDispatch())
-
-
-def counted(bursts: int = 0, **declines: int) -> Counts:
-    """Counters in which every attempt had an outcome."""
-    rows = tuple(Declined(reason, count) for reason, count in declines.items())
-    return Counts(attempts=bursts + sum(declines.values()), bursts=bursts, declines=rows)
 
 
 def test_before_any_replica_reports_no_worker_is_ready() -> None:
@@ -282,92 +242,6 @@ def test_counters_follow_a_replica_to_its_new_block_size() -> None:
     )
     assert top(value).attempts == 2
     assert top(observe(value, attach("a"))).attempts == 5
-
-
-def test_starvation_is_named() -> None:
-    """When every attempt is declined the snapshot says by which gate; it never just goes on measuring."""
-    value = cluster(attach("a"), Renew(model=A, incarnation="1", counts=counted(concurrent=30, grammar=7)))
-    report = top(value)
-    assert (report.state, report.samples, report.starved_by, report.attempts) == (
-        "profiling",
-        0,
-        "concurrent",
-        37,
-    )
-
-
-def test_starvation_shows_under_steady_load() -> None:
-    """Attempts still under way neither hide what became of the others nor count as starved themselves."""
-    under_way = msgspec.structs.replace(counted(concurrent=30), attempts=38)
-    waiting = msgspec.structs.replace(counted(concurrent=3), attempts=38)
-    for counts, gate in ((under_way, "concurrent"), (waiting, None)):
-        value = cluster(attach("a"), Renew(model=A, incarnation="1", counts=counts))
-        assert top(value).starved_by == gate
-
-
-def test_a_drafter_that_always_breaks_is_starvation() -> None:
-    """Before the first round or in the middle of a burst: nothing is measured, and the snapshot says why."""
-    counts = Counts(
-        attempts=6,
-        bursts=4,
-        declines=(Declined("drafter_failed", 2),),
-        fallbacks=(FellBack("drafter_failed", 6),),
-    )
-    value = cluster(attach("a"), Renew(model=A, incarnation="1", counts=counts))
-    assert (top(value).samples, top(value).starved_by) == (0, "drafter_failed")
-
-
-def test_starvation_is_not_claimed_too_early_or_when_something_got_through() -> None:
-    """Three declined attempts are too few, and one burst is progress to wait for."""
-    few = Renew(model=A, incarnation="1", counts=counted(concurrent=3))
-    some = Renew(model=A, incarnation="1", counts=counted(1, concurrent=30))
-    assert top(cluster(attach("a"), few)).starved_by is None
-    assert top(cluster(attach("a"), some)).starved_by is None
-
-
-def test_a_profile_that_stopped_advancing_is_starved_too() -> None:
-    """Two of four done, and since then every attempt declined."""
-    counts = counted(2)
-    measured = [msgspec.structs.replace(sample(model="a"), counts=counts)] * 2
-    value = cluster(attach("a"), *measured)
-    assert top(value).starved_by is None
-    later = Renew(model=A, incarnation="1", counts=counted(2, multimodal=9))
-    report = top(observe(value, later))
-    assert (report.samples, report.starved_by) == (2, "multimodal")
-
-
-def test_only_tiny_requests_is_starvation() -> None:
-    """Bursts run but none is long enough to count: the snapshot says too_short."""
-    tiny: list[Sample] = [
-        msgspec.structs.replace(sample(model="a", rounds=8), counts=counted(done)) for done in range(1, 6)
-    ]
-    report = top(cluster(attach("a"), *tiny))
-    assert (report.samples, report.starved_by) == (0, "too_short")
-
-
-def test_requests_that_end_before_their_first_round_are_counted_once() -> None:
-    """They are declined and still report their probe steps; two of them are not four."""
-    probed = msgspec.structs.replace(sample(model="a", rounds=0), counts=counted(too_short=2))
-    assert top(cluster(attach("a"), probed, probed)).starved_by is None
-    later = msgspec.structs.replace(probed, counts=counted(too_short=4))
-    assert top(cluster(attach("a"), *[probed] * 2, *[later] * 2)).starved_by == "too_short"
-
-
-def test_an_enabled_pairing_that_never_runs_says_so() -> None:
-    """`mtp_enabled` alone does not mean that MTP ran."""
-    value = cluster(attach("a"), *[msgspec.structs.replace(sample(model="a"), counts=counted(4))] * 4)
-    value = observe(value, Renew(model=A, incarnation="1", counts=counted(4, concurrent=10)))
-    report = top(value)
-    assert (report.state, report.mtp_enabled, report.starved_by) == ("settled", True, "concurrent")
-    value = observe(value, Renew(model=A, incarnation="1", counts=counted(5, concurrent=10)))
-    assert top(value).starved_by is None
-
-
-def test_a_closed_gate_is_not_starvation() -> None:
-    """Under a pin to off nothing is expected to run."""
-    value = cluster(attach("a"), switches=Switches(pin=False))
-    value = observe(value, Renew(model=A, incarnation="1", counts=counted(concurrent=10)))
-    assert top(value).starved_by is None
 
 
 def test_the_running_rate_is_raw_and_the_settled_one_rounded() -> None:
