@@ -21,7 +21,7 @@ from policy.wire import worker_not_ready
 from tests.policy.builders import CPU, M5, attach, dispatch, sample
 from tests.policy.clusters import cluster, counted, fold, plain, top
 
-A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
+A, B = ModelName("a"), ModelName("b")
 INEXACT = Exactness(exact=False, selection="default", detail="verify block position 0 differs")
 
 
