@@ -12,10 +12,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+
+from engine import row_gemm
 
 # What libmlx.so calls; a library lacking one of them cannot stand in.
 REQUIRED_SYMBOLS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
@@ -26,15 +29,20 @@ BlasSource = Literal["scipy-openblas32", "system", "vendored", "none"]
 
 
 class Blas(Struct, frozen=True, kw_only=True):
-    """Which BLAS serves MLX's CPU matmuls in this process; part of every fingerprint."""
+    """Which BLAS serves MLX's CPU matmuls in this process; part of every fingerprint.
+
+    `row_kernels`: products of a few rows are served by `engine.row_gemm` instead.
+    """
 
     source: BlasSource
     version: str
     threads: int
+    row_kernels: bool = False
 
     def describe(self) -> str:
-        """One phrase for logs and fingerprints, for example `scipy-openblas32 0.3.34 (2 threads)`."""
-        return f"{self.source} {self.version} ({self.threads} threads)".replace("  ", " ")
+        """One phrase for logs and fingerprints: `scipy-openblas32 0.3.34 with row kernels (2 threads)`."""
+        kernels = "with row kernels" if self.row_kernels else ""
+        return " ".join(filter(None, (self.source, self.version, kernels, f"({self.threads} threads)")))
 
 
 def preload(cache_root: Path, threads: int) -> Blas:
@@ -50,30 +58,43 @@ def preload(cache_root: Path, threads: int) -> Blas:
         return _in_force(threads)
     # OpenBLAS reads this once, when it is loaded; Ray sets OMP_NUM_THREADS=1 for actors without CPUs.
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-    renamed = _renamed_scipy_openblas(cache_root)
-    if renamed is not None and (handle := _load(str(renamed))) is not None:
-        return Blas(source="scipy-openblas32", version=_version(handle), threads=threads)
-    for name in _SYSTEM_NAMES:
-        if (handle := _load(name)) is not None:
-            return Blas(source="system", version=_version(handle), threads=threads)
+    for source, path in _available(cache_root):
+        if (handle := _load(path, ctypes.RTLD_LOCAL)) is not None:
+            # The loader takes the first definition in the global scope, so the kernels go in before.
+            row_kernels = row_gemm.interpose(handle, _folder(cache_root), threads)
+            _load(path, ctypes.RTLD_GLOBAL)
+            return Blas(source=source, version=_version(handle), threads=threads, row_kernels=row_kernels)
     return Blas(source="vendored", version="netlib", threads=1)
+
+
+def _available(cache_root: Path) -> Iterator[tuple[BlasSource, str]]:
+    """Libraries that may serve, the flattest over the number of rows first."""
+    if (renamed := _renamed_scipy_openblas(cache_root)) is not None:
+        yield "scipy-openblas32", str(renamed)
+    for name in _SYSTEM_NAMES:
+        yield "system", name
+
+
+def _folder(cache_root: Path) -> Path:
+    return cache_root / "blas"
 
 
 def _in_force(threads: int) -> Blas:
     """What an earlier preload left in this process, read from its memory map."""
     libraries = {
-        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line
+        Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line
     }
     for library in sorted(libraries):
-        if "openblas" in Path(library).name and (handle := _load(library)) is not None:
-            source: BlasSource = "scipy-openblas32" if Path(library).parent.name == "blas" else "system"
-            return Blas(source=source, version=_version(handle), threads=threads)
+        if "openblas" in library.name and (handle := _load(str(library), ctypes.RTLD_LOCAL)) is not None:
+            source: BlasSource = "scipy-openblas32" if library.parent.name == "blas" else "system"
+            row_kernels = any(map(row_gemm.is_library, libraries))
+            return Blas(source=source, version=_version(handle), threads=threads, row_kernels=row_kernels)
     return Blas(source="vendored", version="netlib", threads=1)
 
 
-def _load(name: str) -> ctypes.CDLL | None:
+def _load(name: str, scope: int) -> ctypes.CDLL | None:
     try:
-        handle = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        handle = ctypes.CDLL(name, mode=scope)
     except OSError:
         return None
     return handle if all(hasattr(handle, symbol) for symbol in REQUIRED_SYMBOLS) else None
@@ -98,7 +119,7 @@ def _renamed_scipy_openblas(cache_root: Path) -> Path | None:
         return None
     source = Path(spec.origin).parent / "lib" / "libscipy_openblas.so"
     version = importlib.metadata.version("scipy-openblas32")
-    target = cache_root / "blas" / f"openblas-{version}.so"
+    target = _folder(cache_root) / f"openblas-{version}.so"
     if not target.exists():
         try:
             _rename_symbols(source, target, str(patchelf))

@@ -10,12 +10,16 @@ from engine.sequence import Sequence
 
 
 class Picker:
-    """A `speculative.round.Pick` for one sequence; `logprobs` [K, V] are those of its latest call."""
+    """A `speculative.round.Pick` for one sequence.
+
+    `logprobs` [K, V] are those of its latest call, and cost nothing until they are used.
+    """
 
     def __init__(self, sequence: Sequence, context_length: int) -> None:
         """`context_length` bounds how far back penalties look, in tokens."""
         request = sequence.request
         self._sequence = sequence
+        self._is_greedy = request.sampling.temperature == 0
         self._draw = make_draw(request.sampling)
         self._processors = logits_processors(request.sampling, len(request.prompt), context_length)
         self.logprobs: mx.array = mx.zeros((0, 0))
@@ -25,7 +29,13 @@ class Picker:
         if self._processors:
             logits = self._processed(logits, block, position)
         self.logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        return self._draw(self.logprobs, position)
+        # Normalising a row of the vocabulary takes as long as a layer, and does not change which is largest.
+        return self._draw(logits if self._is_greedy else self.logprobs, position)
+
+    def launch(self, token: mx.array) -> None:
+        """Start computing a token picked here, with its log-probabilities if they were asked for."""
+        wants_logprobs = self._sequence.request.top_logprobs is not None
+        mx.async_eval(token, *((self.logprobs,) if wants_logprobs else ()))
 
     def _processed(self, logits: mx.array, block: mx.array, position: int) -> mx.array:
         request = self._sequence.request

@@ -14,6 +14,7 @@ from engine.blas import Blas
 from engine.config import EngineConfig
 from engine.device import DeviceFacts
 from engine.drafting import Probed, ProbeRun, Speculation, attach_drafter
+from engine.eager_layers import install_eager_layers
 from engine.engine import Engine
 from engine.identity import Identity
 from engine.loading import load
@@ -68,6 +69,7 @@ class Session:
         """Blocks until the engine can serve. Raises ModelLoadError."""
         self._config = config
         loaded = load(config, blas, progress)
+        install_eager_layers(loaded.model)
         self._card, self._device = loaded.card, loaded.facts.device
         self._speculation = attach_drafter(loaded, config, progress)
         self._probed: Probed | None = None

@@ -109,7 +109,7 @@ class SoloLane:
     def _launch(self, decoding: Decoding, picker: Picker, fed: mx.array, position: int) -> Pending:
         out = self._forwarder(fed[None], decoding.caches)
         token = picker(out.logits[0], fed, position)
-        mx.async_eval(token, picker.logprobs)
+        picker.launch(token)
         return Pending(token, picker.logprobs, out.features)
 
     def _round(self, decoding: Decoding, picker: Picker) -> TokensEmitted | None:

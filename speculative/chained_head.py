@@ -120,6 +120,8 @@ class ChainedHeadDrafter:
         state.drop_chained()
         hidden, ids = state.last, [self._best(state.last)]
         while len(ids) < depth:
+            # Computed while the next step is being built.
+            mx.async_eval(ids[-1])
             hidden = self._step(ids[-1], hidden, state.caches)
             ids.append(self._best(hidden))
         return mx.concatenate(ids, axis=1)[0]

@@ -40,7 +40,7 @@ class Round(Struct, frozen=True, kw_only=True):
 
     `emitted` tokens are final, `accepted` of them were drafts. Row i of `logits` [len(emitted), V] is what
     emitted token i was picked from. The times in milliseconds add up to the round: proposing and waiting for
-    drafts, running the verify forward, and everything else. `drafter_error` is set when the history could
+    drafts, building and running the verify forward, and everything else. `drafter_error` is set when the history could
     not be brought up to date: the emitted tokens stand, drafting cannot go on.
     """
 
@@ -99,7 +99,6 @@ def _plain(burst: Burst, pick: Pick) -> Round:
     tokens = mx.array([burst.bonus], dtype=mx.int32)
     forward = burst.target.forward(tokens[None], burst.caches)
     picks = pick(forward.logits[0], tokens, burst.position)
-    built = time.perf_counter()
     mx.async_eval(picks)
     emitted = tuple(_ids(picks))
     done = time.perf_counter()
@@ -110,8 +109,8 @@ def _plain(burst: Burst, pick: Pick) -> Round:
         drafted=0,
         logits=forward.logits[0],
         draft_ms=0.0,
-        verify_ms=_ms(built, done),
-        overhead_ms=_ms(start, built) + _ms(done, time.perf_counter()),
+        verify_ms=_ms(start, done),
+        overhead_ms=_ms(done, time.perf_counter()),
         drafter_error=error,
     )
 
@@ -126,7 +125,6 @@ def _speculative(burst: Burst, depth: int, pick: Pick, limit: Limit) -> Round:
     try:
         tokens, forward = verify(burst, drafts, block)
         picks = pick(forward.logits[0], tokens, burst.position)
-        built = time.perf_counter()
         # A CPU computes most of what is handed over before it returns.
         mx.async_eval(picks)
         launched = time.perf_counter()
@@ -147,8 +145,8 @@ def _speculative(burst: Burst, depth: int, pick: Pick, limit: Limit) -> Round:
         drafted=depth,
         logits=forward.logits[0, :kept],
         draft_ms=_ms(start, proposed) + _ms(launched, waited),
-        verify_ms=_ms(built, launched) + _ms(waited, verified),
-        overhead_ms=_ms(proposed, built) + _ms(verified, time.perf_counter()),
+        verify_ms=_ms(proposed, launched) + _ms(waited, verified),
+        overhead_ms=_ms(verified, time.perf_counter()),
         drafter_error=error,
     )
 

@@ -23,7 +23,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     """One way to evaluate a model.
 
     `attention` is how a verify forward attends (see `rollback.Attention`); `tile` pads the input of linear
-    layers, and the queries of attention "tile", to that many rows (0: as they come).
+    layers, and the queries of attention "tile", to that many rows (0: as they come, padding nothing).
     """
 
     name: SelectionName
@@ -33,7 +33,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     @property
     def max_rows(self) -> int:
         """Rows a block may have under this selection."""
-        return self.tile if self.attention == "tile" else sys.maxsize
+        return self.tile if self.attention == "tile" and self.tile else sys.maxsize
 
     def describe(self) -> str:
         """One phrase for logs and fingerprints, for example `row_invariant (tile 4)`."""
@@ -56,19 +56,21 @@ def why_unavailable(selection: Selection) -> str | None:
 def candidates(block_size: int, attends_in_tiles: bool = False) -> tuple[Selection, ...]:
     """The selections worth trying for blocks of `block_size` rows, the cheapest for plain decode first.
 
-    Row-wise attention alone pads nothing: it suffices where the matrix kernels are row-invariant already, as
-    quantised ones are, and padding those would make a plain step as dear as a block. Then come tiles,
-    which split evenly on the BLAS micro-kernels at a multiple of 4 rows where K rows may not: with attention
-    in tiles, if the target `attends_in_tiles` and no fused attention kernel is given up for it, a verify
-    forward costs less than with row-wise attention.
+    What pads no rows comes first: it suffices where the matrix kernels are row-invariant already, as quantised
+    ones and `engine.row_gemm` are, and padding would make a plain step as dear as a block. Attention in tiles,
+    if the target `attends_in_tiles` and no fused attention kernel is given up for it, costs a verify forward
+    less than row-wise attention. Rows are padded to a multiple of 4, at which BLAS micro-kernels split
+    evenly where they may not at K.
     """
     even = -(-block_size // 4) * 4
-    in_tiles = (Selection(name="row_invariant", attention="tile", tile=even),) if attends_in_tiles else ()
-    alone, *padded = [
-        Selection(name="row_invariant", attention="row", tile=tile)
-        for tile in dict.fromkeys((0, block_size, even))
-    ]
-    return (DEFAULT, NARROW, alone, *in_tiles, *padded)
+    modes: tuple[AttentionMode, ...] = ("tile", "row") if attends_in_tiles else ("row",)
+    return (
+        DEFAULT,
+        NARROW,
+        *(Selection(name="row_invariant", attention=mode) for mode in modes),
+        *(Selection(name="row_invariant", attention=mode, tile=even) for mode in modes),
+        *((Selection(name="row_invariant", attention="row", tile=block_size),) if block_size != even else ()),
+    )
 
 
 class AppliedSelection:

@@ -1,8 +1,9 @@
 """Attention in tiles of one shape, so that decode and verify multiply the same matrices in the same kernels.
 
-Queries are padded to a fixed number of rows, keys and values to a whole number of pages of the cache's own
-buffer, and a mask hides what a row may not see. A row's bytes then depend neither on how many rows it comes
-with nor on its place among them. Knows mlx-lm's KVCache and its buffers, nothing about models or rounds.
+Keys and values are read as a whole number of pages of the cache's own buffer, and a mask hides what a row may
+not see. Where the matrix kernels are not row-invariant, queries are padded to a fixed number of rows as well.
+A row's bytes then depend neither on how many rows it comes with nor on its place among them. Knows mlx-lm's
+KVCache and its buffers, nothing about models or rounds.
 """
 
 from itertools import groupby
@@ -22,27 +23,26 @@ PAGE = 64
 class TileMasks:
     """The masks of one forward, shared by all layers; `window` is how many keys a row sees, None for all."""
 
-    def __init__(self, start: int, tile: int, window: int | None) -> None:
+    def __init__(self, start: int, window: int | None) -> None:
         self._start = start
-        self._tile = tile
         self._window = window
-        self._made: dict[tuple[int, int], mx.array] = {}
+        self._made: dict[tuple[int, int, int], mx.array] = {}
 
-    def visible(self, first: int, keys: int) -> mx.array:
-        """Bool [tile, keys]: what row `first` of the block and those after it see."""
-        mask = self._made.get((first, keys))
+    def visible(self, first: int, rows: int, keys: int) -> mx.array:
+        """Bool [rows, keys]: what row `first` of the block and those after it see."""
+        mask = self._made.get((first, rows, keys))
         if mask is None:
             start = self._start + first
-            rows, columns = mx.arange(start, start + self._tile)[:, None], mx.arange(keys)[None]
-            mask = columns <= rows
+            positions, columns = mx.arange(start, start + rows)[:, None], mx.arange(keys)[None]
+            mask = columns <= positions
             if self._window is not None:
-                mask = mask & (columns > rows - self._window)
-            self._made[first, keys] = mask
+                mask = mask & (columns > positions - self._window)
+            self._made[first, rows, keys] = mask
         return mask
 
 
 class TileKVBlock(WrittenBlock):
-    """A KVCache attended to in tiles of `tile` rows, by a block or by a single step."""
+    """A KVCache attended to in tiles of `tile` rows (0: as many as come), by a block or by a single step."""
 
     def __init__(self, base: KVCache, tile: int, context: BlockContext) -> None:
         super().__init__(base, context)
@@ -50,7 +50,7 @@ class TileKVBlock(WrittenBlock):
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> TileMasks:
         """The masks of a block of `n` rows."""
-        return TileMasks(self._start, self._tile, window_size)
+        return TileMasks(self._start, window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Appends [1, heads, L, D] rows, with room for the pages they are read in."""
@@ -83,25 +83,26 @@ class TileKVBlock(WrittenBlock):
         queries = call["queries"] * call["scale"]
 
         def tile_of(row: int) -> tuple[int, int]:
-            return _pages_up(self._start + row + 1), row // self._tile
+            return _pages_up(self._start + row + 1), row // self._tile if self._tile else 0
 
         outputs: list[mx.array] = []
         for (keys, _), rows in groupby(range(self._rows), key=tile_of):
             first, *_ = members = list(rows)
             part = queries[:, :, first : first + len(members)]
-            outputs.append(self._tiled(part, keys, masks.visible(first, keys)))
+            height = max(self._tile, len(members))
+            outputs.append(self._tiled(part, height, keys, masks.visible(first, height, keys)))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
 
-    def _tiled(self, queries: mx.array, length: int, visible: mx.array) -> mx.array:
-        """Scaled queries [1, heads, rows, D] over the first `length` keys."""
+    def _tiled(self, queries: mx.array, height: int, length: int, visible: mx.array) -> mx.array:
+        """Scaled queries [1, heads, rows, D], padded to `height` rows, over the first `length` keys."""
         base: Any = self.base
         keys, values = base.keys[:, :, None, :length], base.values[:, :, None, :length]
         _, heads, rows, size = queries.shape
         # One product per query head: folding heads that share keys into one would leave kernel tails.
-        queries = padded(queries, self._tile).reshape(1, keys.shape[1], -1, self._tile, size)
+        queries = padded(queries, height).reshape(1, keys.shape[1], -1, height, size)
         scores = mx.where(visible, queries @ keys.swapaxes(-1, -2), mx.finfo(queries.dtype).min)
         out = mx.softmax(scores, axis=-1, precise=True) @ values
-        return out.reshape(1, heads, self._tile, -1)[:, :, :rows]
+        return out.reshape(1, heads, height, -1)[:, :, :rows]
 
 
 def _pages_up(length: int) -> int:
