@@ -1,7 +1,7 @@
 """Hands a layer's work to the device as soon as it is built, where building keeps it waiting: on a CPU.
 
-There a decoder layer of a small model takes about a sixth as long to build as to compute, and a forward that is
-launched whole is built first and computed after. Knows that a model has layers, no family.
+There a decoder layer of a small model takes about a sixth as long to build as to compute, and a forward that
+is launched whole is built first and computed after. Knows that a model has layers, no family.
 """
 
 from typing import Any

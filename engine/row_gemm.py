@@ -21,7 +21,7 @@ _PREFIX = "row-blas-"
 
 
 def interpose(blas: ctypes.CDLL, folder: Path, threads: int) -> bool:
-    """Serve float32 products of a few rows from our own kernels, with `threads` threads, the rest from `blas`.
+    """Serve float32 products of a few rows from our own kernels with `threads` threads, others from `blas`.
 
     `folder` keeps the compiled library. `blas` must not be in the global symbol scope yet. Returns whether
     the kernels are in force.
@@ -46,7 +46,7 @@ def is_library(path: Path) -> bool:
 
 
 def compiled(folder: Path) -> Path | None:
-    """The library for this machine's processor in `folder`, compiled unless it is there; None when it cannot be."""
+    """The library for this processor in `folder`, compiled unless it is there; None when it cannot be."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return None

@@ -30,8 +30,8 @@ REWINDABLE = (KVCache, RotatingKVCache, ArraysCache, CacheList, QuantizedKVCache
 class Attention(Struct, frozen=True):
     """How the rows of a block are attended to.
 
-    "block" as mlx-lm does it, "row" as that many one-row decodes, "tile" in tiles of `tile` rows (0: of as many
-    as there are), which a single step uses as well.
+    "block" as mlx-lm does it, "row" as that many one-row decodes, "tile" in tiles of `tile` rows (0: of as
+    many as there are), which a single step uses as well.
     """
 
     mode: AttentionMode = "block"

@@ -40,8 +40,8 @@ class Round(Struct, frozen=True, kw_only=True):
 
     `emitted` tokens are final, `accepted` of them were drafts. Row i of `logits` [len(emitted), V] is what
     emitted token i was picked from. The times in milliseconds add up to the round: proposing and waiting for
-    drafts, building and running the verify forward, and everything else. `drafter_error` is set when the history could
-    not be brought up to date: the emitted tokens stand, drafting cannot go on.
+    drafts, building and running the verify forward, and everything else. `drafter_error` is set when the
+    history could not be brought up to date: the emitted tokens stand, drafting cannot go on.
     """
 
     emitted: tuple[int, ...]

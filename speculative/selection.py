@@ -56,11 +56,11 @@ def why_unavailable(selection: Selection) -> str | None:
 def candidates(block_size: int, attends_in_tiles: bool = False) -> tuple[Selection, ...]:
     """The selections worth trying for blocks of `block_size` rows, the cheapest for plain decode first.
 
-    What pads no rows comes first: it suffices where the matrix kernels are row-invariant already, as quantised
-    ones and `engine.row_gemm` are, and padding would make a plain step as dear as a block. Attention in tiles,
-    if the target `attends_in_tiles` and no fused attention kernel is given up for it, costs a verify forward
-    less than row-wise attention. Rows are padded to a multiple of 4, at which BLAS micro-kernels split
-    evenly where they may not at K.
+    What pads no rows comes first: it suffices where the matrix kernels are row-invariant already, as
+    quantised ones are, and padding would make a plain step as dear as a block. Attention in tiles, if the
+    target `attends_in_tiles` and no fused attention kernel is given up for it, costs a verify forward less
+    than row-wise attention. Rows are padded to a multiple of 4, at which BLAS micro-kernels split evenly
+    where they may not at K.
     """
     even = -(-block_size // 4) * 4
     modes: tuple[AttentionMode, ...] = ("tile", "row") if attends_in_tiles else ("row",)
