@@ -20,9 +20,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `draft_model` is a folder with a drafter, `auto` for the one that comes with the model, or `none`;
     `draft_kind` settles what the folder does not say; `draft_block_size` 0 is the drafter's own,
     `auto` starts there and follows the policy's recommendation;
-    `draft_bits` quantises the drafter at load, 0 leaves it as stored. `allow_inexact` speculates although
-    the exactness probe found a difference. `audit_share` of the speculative rounds (0 to 1) is decoded again
-    token by token and compared; such rounds are not measured, so a large share leaves little to judge by.
+    `draft_bits` quantises the drafter at load, 0 leaves it as stored. With `draft_lookup` a round verifies
+    what followed the same tokens earlier in the text, where there is such a place, instead of drafts.
+    `draft_confidence_stop` ends a chain of drafts after one that the head holds for less likely than this
+    (0: never; `auto`: where drafts and rows cost much, on a CPU).
+    `allow_inexact` speculates although the exactness probe found a difference. `audit_share` of the
+    speculative rounds (0 to 1) is decoded again token by token and compared; such rounds are not measured, so
+    a large share leaves little to judge by.
     `qmv_wide`, set to either value, pins the kernels as MLX has them: the probe tries no other selection.
     """
 
@@ -37,6 +41,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_kind: Literal["auto", "mtp", "model"] = "auto"
     draft_block_size: int | str = 0
     draft_bits: int = 0
+    draft_lookup: bool = True
+    draft_confidence_stop: float | str = AUTO
     allow_inexact: bool = False
     audit_share: float = 0.002
     qmv_wide: bool | None = None
@@ -60,6 +66,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.draft_bits not in (0, 2, 3, 4, 6, 8):
             raise ValueError(f"draft_bits is {self.draft_bits}, legal: 0 (as stored), 2, 3, 4, 6, 8")
+        stop = self.draft_confidence_stop
+        if not (stop == AUTO or (isinstance(stop, (int, float)) and 0 <= stop < 1)):
+            raise ValueError(
+                f"draft_confidence_stop (--draft-confidence-stop) is {stop!r}, "
+                "legal: 0 (off) to below 1, or auto"
+            )
         if not 0 <= self.audit_share <= 1:
             raise ValueError(f"audit_share (--audit-share) is {self.audit_share}, legal: 0 (none) to 1 (all)")
         if self.prompt_cache_bytes < 0:

@@ -4,6 +4,7 @@ from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
+from engine.copying import Copying
 from engine.course import PLAIN, Course
 from engine.history import DraftHistory
 from engine.measurement import Measurement
@@ -38,6 +39,7 @@ class Decoding:
         self.unfed: tuple[int, ...] = ()
         self.pending: Pending | None = None
         self.course: Course = PLAIN
+        self.copying: Copying | None = None
         self.measurement: Measurement | None = None
         self.gave_up: GiveUpReason | None = None
         self.was_batched = False

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import mlx.core as mx
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -26,6 +27,8 @@ from speculative.target import Target
 
 # Beyond this a verify stops being a small forward, and no drafter is right often enough.
 AUTO_SIZES = tuple(range(2, 9))
+# Replaying rounds over held-out answers at this machine's costs, anything from 0.25 to 0.4 is best.
+CPU_CONFIDENCE_STOP = 0.3
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
@@ -75,7 +78,9 @@ class Probed(Struct, frozen=True, kw_only=True):
 
         At most 1: padding adds work, so a quotient above it is a disturbed measurement.
         """
-        return min(1.0, self.plain_ms / self.rows_ms[0]) if self.rows_ms and self.plain_ms else 1.0
+        if self.selection == "default" or not (self.rows_ms and self.plain_ms):
+            return 1.0
+        return min(1.0, self.plain_ms / self.rows_ms[0])
 
 
 def attach_drafter(
@@ -91,7 +96,7 @@ def attach_drafter(
     progress(f"reading the drafter {path.name}")
     try:
         target = Target(loaded.model)
-        drafter = load_drafter(path, target, DraftOptions(kind=config.draft_kind, bits=config.draft_bits))
+        drafter = load_drafter(path, target, _options(config))
     except (ValueError, OSError, KeyError) as error:
         raise ModelLoadError(f"the drafter {path} cannot serve {loaded.card.model_id}: {error}") from error
     block_size = config.fixed_block_size or drafter.block_size
@@ -103,10 +108,21 @@ def attach_drafter(
         block_size=block_size,
         may_resize=config.chooses_block_size and drafter.kind == "mtp",
         fingerprint=fingerprint(
-            loaded.facts, [*source_paths(config), path], block_size, is_pinned=config.qmv_wide is not None
+            loaded.facts,
+            [*source_paths(config), path],
+            block_size,
+            drafting=f"lookup {config.draft_lookup}, stop {config.draft_confidence_stop}",
+            is_pinned=config.qmv_wide is not None,
         ),
         pinned_by="" if config.qmv_wide is None else "MLXCEL_QMV_WIDE",
     )
+
+
+def _options(config: EngineConfig) -> DraftOptions:
+    stop = config.draft_confidence_stop
+    if isinstance(stop, str):
+        stop = CPU_CONFIDENCE_STOP if mx.default_device().type == mx.DeviceType.cpu else 0.0
+    return DraftOptions(kind=config.draft_kind, bits=config.draft_bits, confidence_stop=stop)
 
 
 class ProbeRun:

@@ -153,6 +153,7 @@ class Engine:
         decoding.unfed = prefill.unfed
         if self._speculator is not None:
             decoding.measurement = self._speculator.measurement(sequence.course)
+            decoding.copying = self._speculator.copying(sequence.course, sequence.request.prompt)
         self._decodings[sequence.request.request_id] = decoding
         if len(self._decodings) == 1 and not decoding.unfed:
             self._solo.enter(decoding)

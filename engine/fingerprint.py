@@ -10,12 +10,15 @@ from engine.loading import LoadFacts
 _SAMPLED_BYTES = 1 << 20
 
 
-def fingerprint(facts: LoadFacts, paths: Iterable[Path], block_size: int, is_pinned: bool = False) -> str:
+def fingerprint(
+    facts: LoadFacts, paths: Iterable[Path], block_size: int, drafting: str = "", is_pinned: bool = False
+) -> str:
     """32 hex digits that change when a verdict or a probe result measured here may no longer hold.
 
     `paths` are the files or folders of target and drafter. Large files count with their size and their first
     and last mebibyte: re-quantised or re-trained weights differ there, and hashing all of them takes minutes.
-    `is_pinned`: the probe may not choose the kernels.
+    `drafting` names the settings that say how drafts are made. `is_pinned`: the probe may not choose the
+    kernels.
     """
     digest = hashlib.sha256()
     versions = {name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "mtp-serve")}
@@ -26,6 +29,7 @@ def fingerprint(facts: LoadFacts, paths: Iterable[Path], block_size: int, is_pin
         facts.weights_dtype,
         (device.backend, device.device_name, device.architecture, device.gpu_cores, device.cpu_cores),
         block_size,
+        drafting,
         *(("pinned kernels",) if is_pinned else ()),
     ):
         digest.update(f"{fact}\n".encode())

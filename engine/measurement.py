@@ -42,7 +42,20 @@ class Measurement:
         self._open = _OpenSlice()
 
     def add_round(self, done: Round, wall_ms: float) -> None:
-        """A round of any depth, with the wall time of everything around it."""
+        """A round of any depth, with the wall time of everything around it.
+
+        The totals are about the drafter, so copied drafts count in the slices only.
+        """
+        if not done.is_copy:
+            self._add_to_totals(done)
+        if self._open.plain_tokens:
+            self._open = _OpenSlice()
+        self._open.rounds += 1
+        self._open.emitted += len(done.emitted)
+        self._open.mtp_ms += wall_ms
+        self._open.is_whole &= done.depth == self._depth
+
+    def _add_to_totals(self, done: Round) -> None:
         totals = self.totals
         totals.rounds += 1
         totals.proposed += done.drafted
@@ -53,12 +66,6 @@ class Measurement:
         totals.draft_ms += done.draft_ms
         totals.verify_ms += done.verify_ms
         totals.overhead_ms += done.overhead_ms
-        if self._open.plain_tokens:
-            self._open = _OpenSlice()
-        self._open.rounds += 1
-        self._open.emitted += len(done.emitted)
-        self._open.mtp_ms += wall_ms
-        self._open.is_whole &= done.drafted == self._depth
 
     def skip_round(self) -> None:
         """A round whose time says nothing; neither it nor the slice it falls into is measured."""
@@ -82,7 +89,15 @@ class Measurement:
 
 
 def with_round(before: DraftTimings, done: Round) -> DraftTimings:
-    """A request's counters after one more round."""
+    """A request's counters after one more round; copies are kept apart from the drafter's."""
+    if done.is_copy:
+        return replace(
+            before,
+            copy_n=before.copy_n + done.drafted,
+            copy_n_accepted=before.copy_n_accepted + done.accepted,
+            copy_rounds=before.copy_rounds + 1,
+            copy_ms=before.copy_ms + done.wall_ms,
+        )
     kept = (int(index < done.accepted) for index in range(done.drafted))
     positions = zip_longest(before.draft_accepted_per_position, kept, fillvalue=0)
     return replace(

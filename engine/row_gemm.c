@@ -13,11 +13,9 @@ enum { ROW_MAJOR = 101, NO_TRANSPOSE = 111, TRANSPOSE = 112 };
 enum {
     MAX_ROWS = 8,
     LANES = 8,
-    /* Columns of the result that a group of rows works through before the next group reads them from cache. */
+    /* Columns of the result, which are rows of a transposed b, between a use of weights and a fetch. */
     PANEL = 8,
-    /* Rows of one group: as many as leave registers for the weights. */
-    GROUP = 4,
-    /* Widest result of a product with an untransposed b, which is read once per GROUP rows: attention's. */
+    /* Widest result of a product with an untransposed b, whose columns are strided: attention's. */
     MAX_STRIP = 512,
     /* Multiplications below which waking a second thread costs more than it saves. */
     WORTH_THREADS = 2500000,
@@ -67,9 +65,9 @@ INLINE void store(const product *p, int row, int column, float value)
     *out = p->beta == 0 ? p->alpha * value : p->alpha * value + p->beta * *out;
 }
 
-/* Adds the products of `count` places of each row of a and of b, from place k on. */
-INLINE void add_products(const product *p, const float *a, const float *b, int k, const int count,
-                         lanes acc[GROUP][PANEL], const int rows, const int columns)
+/* Adds the products of `count` places of the rows of a and `columns` rows of b, from place k on. */
+INLINE void add_products(const product *p, const float *b, int k, const int count,
+                         lanes acc[MAX_ROWS][PANEL], const int rows, const int columns)
 {
     lanes weights[PANEL];
     UNROLLED for (int j = 0; j < columns; j++) {
@@ -78,84 +76,86 @@ INLINE void add_products(const product *p, const float *a, const float *b, int k
         weights[j] = load(at, count);
     }
     UNROLLED for (int i = 0; i < rows; i++) {
-        const lanes x = load(a + (size_t)i * p->lda + k, count);
+        const lanes x = load(p->a + (size_t)i * p->lda + k, count);
         UNROLLED for (int j = 0; j < columns; j++)
             acc[i][j] += x * weights[j];
     }
 }
 
-/* `rows` x `columns` outputs at (row, column) of c = a b^T, one accumulator each. */
-INLINE void dots(const product *p, int row, int column, const int rows, const int columns)
+/* `rows` x `columns` outputs from `column` on of c = a b^T, one accumulator each. */
+INLINE void dots(const product *p, int column, const int rows, const int columns)
 {
-    const float *a = p->a + (size_t)row * p->lda, *b = p->b + (size_t)column * p->ldb;
-    lanes acc[GROUP][PANEL] = {{{0}}};
+    const float *b = p->b + (size_t)column * p->ldb;
+    lanes acc[MAX_ROWS][PANEL] = {{{0}}};
     int k = 0;
     for (; k + LANES <= p->depth; k += LANES)
-        add_products(p, a, b, k, LANES, acc, rows, columns);
+        add_products(p, b, k, LANES, acc, rows, columns);
     if (k < p->depth)
-        add_products(p, a, b, k, p->depth - k, acc, rows, columns);
+        add_products(p, b, k, p->depth - k, acc, rows, columns);
     UNROLLED for (int i = 0; i < rows; i++)
         UNROLLED for (int j = 0; j < columns; j++)
-            store(p, row + i, column + j, sum(acc[i][j]));
+            store(p, i, column + j, sum(acc[i][j]));
 }
 
-INLINE void panel_of_dots(const product *p, int row, int column, int end, const int rows, const int columns)
+INLINE void row_of_dots(const product *p, int first, int last, const int rows, const int columns)
 {
-    for (; column + columns <= end; column += columns)
-        dots(p, row, column, rows, columns);
-    for (; column < end; column++)
-        dots(p, row, column, rows, 1);
+    int column = first;
+    for (; column + columns <= last; column += columns)
+        dots(p, column, rows, columns);
+    for (; column < last; column++)
+        dots(p, column, rows, 1);
 }
 
-/* Columns [first, last) of c = a b^T. */
+/* Columns [first, last) of c = a b^T, as many at once as the registers hold accumulators for. */
 static void multiply_transposed(const product *p, int first, int last)
 {
-    for (int column = first; column < last; column += PANEL) {
-        const int end = last - column < PANEL ? last : column + PANEL;
-        for (int row = 0; row < p->rows; row += GROUP) {
-            switch (p->rows - row) {
-            case 1: panel_of_dots(p, row, column, end, 1, 8); break;
-            case 2: panel_of_dots(p, row, column, end, 2, 4); break;
-            case 3: panel_of_dots(p, row, column, end, 3, 4); break;
-            default: panel_of_dots(p, row, column, end, 4, 2);
-            }
-        }
+    switch (p->rows) {
+    case 1: row_of_dots(p, first, last, 1, 8); break;
+    case 2: row_of_dots(p, first, last, 2, 4); break;
+    case 3: row_of_dots(p, first, last, 3, 4); break;
+    case 4: row_of_dots(p, first, last, 4, 2); break;
+    case 5: row_of_dots(p, first, last, 5, 2); break;
+    case 6: row_of_dots(p, first, last, 6, 2); break;
+    case 7: row_of_dots(p, first, last, 7, 1); break;
+    default: row_of_dots(p, first, last, MAX_ROWS, 1);
     }
 }
 
-/* `rows` x `columns` outputs at (row, column) of c = a b, `columns` at most LANES, summed along b's rows. */
-INLINE void strip(const product *p, int row, int column, const int rows, const int columns)
+/* `rows` x `columns` outputs from `column` on of c = a b, `columns` at most LANES, summed along b's rows. */
+INLINE void strip(const product *p, int column, const int rows, const int columns)
 {
-    lanes acc[GROUP] = {{0}};
+    lanes acc[MAX_ROWS] = {{0}};
     for (int k = 0; k < p->depth; k++) {
         const lanes values = load(p->b + (size_t)k * p->ldb + column, columns);
         UNROLLED for (int i = 0; i < rows; i++)
-            acc[i] += p->a[(size_t)(row + i) * p->lda + k] * values;
+            acc[i] += p->a[(size_t)i * p->lda + k] * values;
     }
     UNROLLED for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++)
-            store(p, row + i, column + j, acc[i][j]);
+            store(p, i, column + j, acc[i][j]);
 }
 
-INLINE void strips(const product *p, int row, const int rows)
+INLINE void strips(const product *p, const int rows)
 {
     int column = 0;
     for (; column + LANES <= p->columns; column += LANES)
-        strip(p, row, column, rows, LANES);
+        strip(p, column, rows, LANES);
     if (column < p->columns)
-        strip(p, row, column, rows, p->columns - column);
+        strip(p, column, rows, p->columns - column);
 }
 
 /* c = a b. */
 static void multiply(const product *p)
 {
-    for (int row = 0; row < p->rows; row += GROUP) {
-        switch (p->rows - row) {
-        case 1: strips(p, row, 1); break;
-        case 2: strips(p, row, 2); break;
-        case 3: strips(p, row, 3); break;
-        default: strips(p, row, 4);
-        }
+    switch (p->rows) {
+    case 1: strips(p, 1); break;
+    case 2: strips(p, 2); break;
+    case 3: strips(p, 3); break;
+    case 4: strips(p, 4); break;
+    case 5: strips(p, 5); break;
+    case 6: strips(p, 6); break;
+    case 7: strips(p, 7); break;
+    default: strips(p, MAX_ROWS);
     }
 }
 

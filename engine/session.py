@@ -229,7 +229,12 @@ def _speculator(
         return None
     audit = LiveAudit(config.audit_share)
     speculator = Speculator(
-        speculation.drafter, speculation.block_size, identity, audit, config.allow_inexact
+        speculation.drafter,
+        speculation.block_size,
+        identity,
+        audit,
+        config.allow_inexact,
+        copies=config.draft_lookup,
     )
     if speculation.drafter.kind == "model":
         speculator.gate = Gate(enabled=True)

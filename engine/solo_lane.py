@@ -153,6 +153,8 @@ class SoloLane:
             history.catch_up(decoding.bonus)
         except Exception as error:  # whatever is wrong with a drafter, the target can still decode
             raise DraftFailedError(str(error)) from error
+        depth = min(decoding.course.depth, sequence.remaining_tokens - 1)
+        copying = decoding.copying
         burst = Burst(
             target=self._target,
             caches=decoding.caches,
@@ -160,6 +162,7 @@ class SoloLane:
             position=decoding.position,
             drafter=history.drafter,
             state=history.state,
+            copied=copying.propose(sequence.token_ids, depth) if copying else (),
         )
         events: list[TokensEmitted | None] = []
 
@@ -168,8 +171,10 @@ class SoloLane:
             events.append(sequence.emit(emitted, picker.logprobs))
             return len(sequence.token_ids) - before
 
-        depth = min(decoding.course.depth, sequence.remaining_tokens - 1)
-        return run_round(burst, depth, picker, limit), events[0]
+        done = run_round(burst, depth, picker, limit)
+        if copying:
+            copying.note(done)
+        return done, events[0]
 
     def _give_up(self, decoding: Decoding, reason: GiveUpReason) -> None:
         self._note_fallback(reason)

@@ -4,10 +4,12 @@ Reads the gate as a plain field once per request. Knows no lanes and sends no me
 """
 
 from collections import Counter
+from collections.abc import Sequence as Seq
 
 from msgspec.structs import replace
 
 from engine.audit import LiveAudit
+from engine.copying import Copying
 from engine.course import PLAIN, Course, course_for
 from engine.history import DraftHistory
 from engine.identity import Identity
@@ -33,10 +35,12 @@ class Speculator:
         identity: Identity,
         audit: LiveAudit | None = None,
         allow_inexact: bool = False,
+        copies: bool = False,
     ) -> None:
         """Speculates with `block_size` rows per verify forward, once it is known to be exact.
 
-        Without `audit` no round is re-checked; with `allow_inexact` a mismatch is counted but stops nothing.
+        Without `audit` no round is re-checked; with `allow_inexact` a mismatch is counted but stops nothing;
+        with `copies` the text's own repetitions are proposed before the drafter is asked.
         """
         self.drafter = drafter
         self.audit = audit or LiveAudit()
@@ -45,6 +49,7 @@ class Speculator:
         self._plain_scale = 1.0
         self._identity = identity
         self._allow_inexact = allow_inexact
+        self._copies = copies
         self._depth = block_size - 1
         self._set(Gate())
         self._eligible = 0
@@ -152,6 +157,10 @@ class Speculator:
         """What collects the sample of a measured request."""
         return Measurement(course.depth, self.plain_scale) if course.is_measured else None
 
+    def copying(self, course: Course, prompt: Seq[int]) -> Copying | None:
+        """What copies drafts from the text of a request that speculates, if copies are wanted."""
+        return Copying(prompt) if self._copies and course.speculates else None
+
     def note_burst(self) -> None:
         """An attempt has got through: its first round ran."""
         self._bursts += 1
@@ -173,7 +182,7 @@ class Speculator:
     def sample(self, sequence: Sequence, measurement: Measurement, cancelled: bool) -> Sample | None:
         """The report of a measured request that has ended; None when nothing was measured."""
         totals = measurement.totals
-        if totals.rounds == 0 and totals.probe_rounds == 0:
+        if not (totals.rounds or totals.probe_rounds or measurement.slices):
             return None
         return Sample(
             model=self._identity.model,

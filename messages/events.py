@@ -38,7 +38,8 @@ class DraftTimings(Struct, frozen=True, kw_only=True):
     """Speculation counters of one request; present only when at least one verify round ran.
 
     `draft_accepted_per_position[i]` counts rounds that kept draft i (0-based). The times in milliseconds add
-    up to the request's rounds: proposing, verify forwards, and everything else.
+    up to the drafter's rounds: proposing, verify forwards, and everything else. Rounds whose drafts were
+    copied from the text itself count under `copy_*` alone; `copy_ms` is their wall time.
     """
 
     draft_n: int
@@ -49,6 +50,10 @@ class DraftTimings(Struct, frozen=True, kw_only=True):
     draft_ms: float = 0.0
     draft_verify_ms: float = 0.0
     draft_overhead_ms: float = 0.0
+    copy_n: int = 0
+    copy_n_accepted: int = 0
+    copy_rounds: int = 0
+    copy_ms: float = 0.0
 
 
 class Timings(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 from msgspec import Struct
 
+from speculative.draft_stop import ends_chain
 from speculative.head_state import HeadState, prompt_pairs
-from speculative.output_rows import best_ids
+from speculative.output_rows import Best, best
 from speculative.target import Target
 
 # The head's work on a long prompt is split so that its scores stay small.
@@ -51,11 +52,13 @@ class ChainedHeadDrafter:
     kind: Literal["mtp"] = "mtp"
 
     def __init__(self, network: HeadNetwork, traits: HeadTraits, draft_vocab: mx.array | None = None) -> None:
+        """`confidence_stop` (0 to 1) ends a chain after a draft less likely than that; 0 never does."""
         self.traits = traits
+        self.confidence_stop = 0.0
         self._network = network
         self._draft_vocab = draft_vocab
         self._embed: Callable[[mx.array], mx.array] | None = None
-        self._best: Callable[[mx.array], mx.array] | None = None
+        self._best: Callable[[mx.array], Best] | None = None
 
     @property
     def block_size(self) -> int:
@@ -79,7 +82,7 @@ class ChainedHeadDrafter:
             raise ValueError(reason)
         target.tap(self.traits.tap_layers)
         self._embed = target.embed
-        self._best = best_ids(target.output_head, self._draft_vocab)
+        self._best = best(target.output_head, self._draft_vocab)
 
     def make_state(self) -> HeadState:
         """An empty history."""
@@ -114,14 +117,16 @@ class ChainedHeadDrafter:
         return self._network(self._embed(ids), hiddens, caches)
 
     def draft(self, state: HeadState, depth: int, target_caches: Sequence[Any]) -> mx.array:
-        """Proposes int32 [depth] ids, each following from the head's own previous row."""
+        """Proposes int32 ids, each from the previous row: `depth`, or those up to the first doubtful one."""
         if state.last is None or state.waiting is not None or self._best is None:
             raise ValueError(f"{self.traits.name} has no generated token to draft from")
         state.drop_chained()
-        hidden, ids = state.last, [self._best(state.last)]
-        while len(ids) < depth:
+        hidden, chain = state.last, [self._best(state.last)]
+        while len(chain) < depth:
             # Computed while the next step is being built.
-            mx.async_eval(ids[-1])
-            hidden = self._step(ids[-1], hidden, state.caches)
-            ids.append(self._best(hidden))
-        return mx.concatenate(ids, axis=1)[0]
+            mx.async_eval(chain[-1].ids)
+            if ends_chain(chain[-1].confidence, self.confidence_stop):
+                break
+            hidden = self._step(chain[-1].ids, hidden, state.caches)
+            chain.append(self._best(hidden))
+        return mx.concatenate([draft.ids for draft in chain], axis=1)[0]

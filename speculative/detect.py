@@ -10,6 +10,7 @@ from mlx_lm.utils import load_model
 from msgspec import Struct
 
 from speculative import gemma_assistant, glm_drafter
+from speculative.chained_head import ChainedHeadDrafter
 from speculative.drafter import Drafter
 from speculative.gemma_drafter import load_gemma_drafter
 from speculative.generic_drafter import load_generic_drafter
@@ -24,10 +25,14 @@ from speculative.target import Target
 
 
 class DraftOptions(Struct, frozen=True, kw_only=True):
-    """What the operator says about a drafter: its kind, and bits to quantise it to (0: as stored)."""
+    """What the operator says about a drafter: its kind, and bits to quantise it to (0: as stored).
+
+    `confidence_stop` as in `ChainedHeadDrafter`; drafters of other makes draft to the full depth.
+    """
 
     kind: Literal["auto", "mtp", "model"] = "auto"
     bits: int = 0
+    confidence_stop: float = 0.0
 
 
 class HeadKind(NamedTuple):
@@ -66,4 +71,6 @@ def load_drafter(folder: Path, target: Target, options: DraftOptions) -> Drafter
     else:
         drafter = ModelDrafter(load_model(folder)[0])
     drafter.bind(target)
+    if isinstance(drafter, ChainedHeadDrafter):
+        drafter.confidence_stop = options.confidence_stop
     return drafter

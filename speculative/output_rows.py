@@ -1,10 +1,12 @@
 """A target's output head restricted to some of its rows. Knows modules with a weight, no family."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
+
+from speculative.draft_stop import confidence
 
 
 def _apply(head: Any, hidden: mx.array) -> mx.array:
@@ -27,14 +29,25 @@ def _gathered(head: Any, ids: mx.array) -> nn.Module:
     return rows
 
 
-def best_ids(head: nn.Module, draft_vocab: mx.array | None) -> Callable[[mx.array], mx.array]:
-    """A function from hiddens [..., H] to the int32 [...] ids of their largest logits.
+class Best(NamedTuple):
+    """The likeliest tokens int32 [...], and how likely each is, float [...], which costs when it is used."""
+
+    ids: mx.array
+    confidence: mx.array
+
+
+def best(head: nn.Module, draft_vocab: mx.array | None) -> Callable[[mx.array], Best]:
+    """A function from hiddens [..., H] to the tokens of their largest logits.
 
     With `draft_vocab` (int32 [D] target ids) only those rows compete; they are gathered here, once. A
     soft-cap is left out because it keeps the order.
     """
-    if draft_vocab is None:
-        return lambda hidden: mx.argmax(_apply(head, hidden), axis=-1).astype(mx.int32)
-    rows: Any = _gathered(head, draft_vocab)
-    ids = draft_vocab.astype(mx.int32)
-    return lambda hidden: ids[mx.argmax(rows(hidden), axis=-1)]
+    rows: Any = head if draft_vocab is None else _gathered(head, draft_vocab)
+    names = None if draft_vocab is None else draft_vocab.astype(mx.int32)
+
+    def likeliest(hidden: mx.array) -> Best:
+        logits = _apply(rows, hidden)
+        places = mx.argmax(logits, axis=-1)
+        return Best(places.astype(mx.int32) if names is None else names[places], confidence(logits))
+
+    return likeliest

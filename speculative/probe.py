@@ -194,13 +194,10 @@ def _attempt(
     if reason := why_unavailable(selection):
         return Attempt(selection=selection, reason=reason, ran=False)
     with selected(target, selection):
-        for index, start in enumerate(starts):
-            # Blocks shorter than K occur when little is left to draft; once is enough to compare them.
-            smallest = 2 if index == 0 else block_size
+        for start in starts:
+            # Rounds with fewer drafts than asked for verify shorter blocks.
             try:
-                differing = yield from _compare(
-                    target, start, range(block_size, smallest - 1, -1), plain_caches
-                )
+                differing = yield from _compare(target, start, range(block_size, 1, -1), plain_caches)
             except (ValueError, TypeError, AttributeError) as error:
                 # A model that cannot be evaluated this way is not exact this way.
                 return _not_run(selection, error)

@@ -40,13 +40,16 @@ class Round(Struct, frozen=True, kw_only=True):
 
     `emitted` tokens are final, `accepted` of them were drafts. Row i of `logits` [len(emitted), V] is what
     emitted token i was picked from. The times in milliseconds add up to the round: proposing and waiting for
-    drafts, building and running the verify forward, and everything else. `drafter_error` is set when the
+    drafts, building and running the verify forward, and everything else. `is_copy`: the drafts were the
+    text's own, not the drafter's. `depth` is how many drafts were asked for. `drafter_error` is set when the
     history could not be brought up to date: the emitted tokens stand, drafting cannot go on.
     """
 
     emitted: tuple[int, ...]
     accepted: int
     drafted: int
+    depth: int = 0
+    is_copy: bool = False
     logits: mx.array
     draft_ms: float
     verify_ms: float
@@ -68,6 +71,7 @@ class Burst(Struct, frozen=True, kw_only=True):
     """One sequence between rounds: everything a round reads and advances.
 
     `caches` hold every token before `bonus`; `position` is the index of the token to be picked next.
+    `copied` tokens, if there are any, are verified in the next round instead of the drafter's.
     """
 
     target: Target
@@ -76,6 +80,7 @@ class Burst(Struct, frozen=True, kw_only=True):
     position: int
     drafter: Drafter | None = None
     state: Any = None
+    copied: tuple[int, ...] = ()
 
 
 def _all(emitted: Sequence[int]) -> int:
@@ -117,11 +122,10 @@ def _plain(burst: Burst, pick: Pick) -> Round:
 
 def _speculative(burst: Burst, depth: int, pick: Pick, limit: Limit) -> Round:
     start = time.perf_counter()
-    drafts = propose(burst, depth)
+    drafts = mx.array(burst.copied[:depth], dtype=mx.int32) if burst.copied else propose(burst, depth)
     mx.async_eval(drafts)
     proposed = time.perf_counter()
-    depth = drafts.shape[0]
-    block = burst.target.open_block(burst.caches, depth + 1)
+    block = burst.target.open_block(burst.caches, drafts.shape[0] + 1)
     try:
         tokens, forward = verify(burst, drafts, block)
         picks = pick(forward.logits[0], tokens, burst.position)
@@ -142,7 +146,9 @@ def _speculative(burst: Burst, depth: int, pick: Pick, limit: Limit) -> Round:
     return Round(
         emitted=emitted,
         accepted=min(accepted.count, kept),
-        drafted=depth,
+        drafted=len(drafted),
+        depth=depth,
+        is_copy=bool(burst.copied),
         logits=forward.logits[0, :kept],
         draft_ms=_ms(start, proposed) + _ms(launched, waited),
         verify_ms=_ms(proposed, launched) + _ms(waited, verified),
@@ -171,6 +177,9 @@ def _extend(burst: Burst, emitted: Sequence[int], features: mx.array) -> str | N
         return None
     try:
         burst.drafter.extend(burst.state, emitted, features)
+        if burst.copied:
+            # No draft will ask for them soon, and a run of copies must not pile up unevaluated work.
+            mx.async_eval([cache.state for cache in burst.state.caches])
     except Exception as error:  # the tokens are decided; losing them would cut the answer
         return str(error)
     return None

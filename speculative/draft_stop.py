@@ -1,0 +1,19 @@
+"""Ends a chain of drafts where the drafter itself is in doubt, so that neither it nor a verify row is wasted.
+
+Owns the rule and what confidence is; knows no drafter.
+"""
+
+import mlx.core as mx
+
+
+def confidence(logits: mx.array) -> mx.array:
+    """The probability [...] that the largest of logits [..., V] has among them."""
+    return mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
+
+
+def ends_chain(likely: mx.array, threshold: float) -> bool:
+    """Whether the draft with confidence `likely` is the last one; waits for it unless `threshold` is 0 (off).
+
+    An unconfident draft is still verified: it has been paid for.
+    """
+    return threshold > 0 and float(likely.item()) < threshold
