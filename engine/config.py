@@ -23,7 +23,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `draft_bits` quantises the drafter at load, 0 leaves it as stored. With `draft_lookup` a round verifies
     what followed the same tokens earlier in the text, where there is such a place, instead of drafts.
     `draft_confidence_stop` ends a chain of drafts after one that the head holds for less likely than this
-    (0: never; `auto`: where drafts and rows cost much, on a CPU).
+    (0: never).
     `allow_inexact` speculates although the exactness probe found a difference. `audit_share` of the
     speculative rounds (0 to 1) is decoded again token by token and compared; such rounds are not measured, so
     a large share leaves little to judge by.
@@ -42,7 +42,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     draft_block_size: int | str = 0
     draft_bits: int = 0
     draft_lookup: bool = True
-    draft_confidence_stop: float | str = AUTO
+    draft_confidence_stop: float = 0.0
     allow_inexact: bool = False
     audit_share: float = 0.002
     qmv_wide: bool | None = None
@@ -66,11 +66,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if self.draft_bits not in (0, 2, 3, 4, 6, 8):
             raise ValueError(f"draft_bits is {self.draft_bits}, legal: 0 (as stored), 2, 3, 4, 6, 8")
-        stop = self.draft_confidence_stop
-        if not (stop == AUTO or (isinstance(stop, (int, float)) and 0 <= stop < 1)):
+        if not 0 <= self.draft_confidence_stop < 1:
             raise ValueError(
-                f"draft_confidence_stop (--draft-confidence-stop) is {stop!r}, "
-                "legal: 0 (off) to below 1, or auto"
+                f"draft_confidence_stop (--draft-confidence-stop) is {self.draft_confidence_stop}, "
+                "legal: 0 (off) to below 1"
             )
         if not 0 <= self.audit_share <= 1:
             raise ValueError(f"audit_share (--audit-share) is {self.audit_share}, legal: 0 (none) to 1 (all)")

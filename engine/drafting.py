@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-import mlx.core as mx
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,8 +26,6 @@ from speculative.target import Target
 
 # Beyond this a verify stops being a small forward, and no drafter is right often enough.
 AUTO_SIZES = tuple(range(2, 9))
-# Replaying rounds over held-out answers at this machine's costs, anything from 0.25 to 0.4 is best.
-CPU_CONFIDENCE_STOP = 0.3
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
@@ -96,7 +93,10 @@ def attach_drafter(
     progress(f"reading the drafter {path.name}")
     try:
         target = Target(loaded.model)
-        drafter = load_drafter(path, target, _options(config))
+        options = DraftOptions(
+            kind=config.draft_kind, bits=config.draft_bits, confidence_stop=config.draft_confidence_stop
+        )
+        drafter = load_drafter(path, target, options)
     except (ValueError, OSError, KeyError) as error:
         raise ModelLoadError(f"the drafter {path} cannot serve {loaded.card.model_id}: {error}") from error
     block_size = config.fixed_block_size or drafter.block_size
@@ -116,13 +116,6 @@ def attach_drafter(
         ),
         pinned_by="" if config.qmv_wide is None else "MLXCEL_QMV_WIDE",
     )
-
-
-def _options(config: EngineConfig) -> DraftOptions:
-    stop = config.draft_confidence_stop
-    if isinstance(stop, str):
-        stop = CPU_CONFIDENCE_STOP if mx.default_device().type == mx.DeviceType.cpu else 0.0
-    return DraftOptions(kind=config.draft_kind, bits=config.draft_bits, confidence_stop=stop)
 
 
 class ProbeRun:

@@ -18,7 +18,7 @@ enum {
     /* Widest result of a product with an untransposed b, whose columns are strided: attention's. */
     MAX_STRIP = 512,
     /* Multiplications below which waking a second thread costs more than it saves. */
-    WORTH_THREADS = 2500000,
+    WORTH_THREADS = 1500000,
     /* Parts per thread: one whose core is taken by something else leaves its parts to the others. */
     PARTS_PER_THREAD = 4,
 };
