@@ -191,7 +191,7 @@ def _greedy(max_tokens: int) -> dict[str, Any]:
 
 
 def _draft(timings: Mapping[str, Any]) -> Draft | None:
-    if not timings.get("draft_rounds"):
+    if not (timings.get("draft_rounds") or timings.get("copy_rounds")):
         return None
     return msgspec.convert(
         {name: timings[name] for name in Draft.__struct_fields__ if name in timings}, Draft

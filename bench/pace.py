@@ -35,7 +35,7 @@ def tokens_in_first_piece(plain: Reply, reply: Reply) -> int:
     """
     if reply.draft is None or not reply.piece_chars:
         return 1
-    most = 1 + ceil(reply.draft.draft_n / reply.draft.draft_rounds)
+    most = 1 + ceil((reply.draft.draft_n + reply.draft.copy_n) / reply.draft.rounds)
     covered = 0
     for count, length in enumerate(plain.piece_chars, 1):
         covered += length

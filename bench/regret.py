@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from bench.pace import decode_ms, ms_per_token
 from bench.reply import Reply
-from bench.rounds import round_times
 from bench.workloads import TEMPERATURES, WORKLOADS, Question, Workload
 
 Way = Literal["policy", "on", "off"]
@@ -60,9 +59,9 @@ class StepTimes(Struct, frozen=True):
     def cost_ms(self, trial: Trial, way: Way) -> float:
         """Milliseconds of the plain answer's tokens in the rounds and plain steps that `way` took."""
         reply = trial.reply(way)
-        rounds = reply.draft.draft_rounds if reply.draft else 0
-        drafted = rounds + reply.draft.draft_n_accepted if reply.draft else 0
-        steps = max(reply.completion_tokens - drafted, 0)
+        rounds = reply.draft.rounds if reply.draft else 0
+        emitted = reply.draft.emitted if reply.draft else 0
+        steps = max(reply.completion_tokens - emitted, 0)
         taken = rounds * self.round_ms + steps * self.plain_ms
         return taken * trial.off.completion_tokens / reply.completion_tokens
 
@@ -70,12 +69,8 @@ class StepTimes(Struct, frozen=True):
 def step_times(trials: Sequence[Trial]) -> StepTimes | None:
     """The step times of a pairing; None where its server tells no times or nothing speculated."""
     plain_ms = statistics.median(decode_ms(trial.off) / (trial.off.completion_tokens - 1) for trial in trials)
-    rounds = [
-        times.round_ms
-        for trial in trials
-        for draft in (trial.on.draft, trial.policy.draft)
-        if draft and (times := round_times(plain_ms, draft))
-    ]
+    drafts = [draft for trial in trials for draft in (trial.on.draft, trial.policy.draft) if draft]
+    rounds = [draft.round_ms for draft in drafts if draft.round_ms]
     return StepTimes(plain_ms, statistics.median(rounds)) if rounds else None
 
 

@@ -13,7 +13,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     """Speculation counters of one answer: drafts proposed, drafts kept, verify rounds.
 
     `draft_accepted_per_position[i]` counts rounds that kept draft i. The times in milliseconds add up to the
-    rounds: drafting, verifying, everything else; a server that does not tell them leaves zeros.
+    rounds: drafting, verifying, everything else; a server that does not tell them leaves zeros. Rounds that
+    verified tokens copied from the text itself count under `copy_*` alone.
     """
 
     draft_n: int
@@ -23,6 +24,26 @@ class Draft(Struct, frozen=True, kw_only=True):
     draft_ms: float = 0.0
     draft_verify_ms: float = 0.0
     draft_overhead_ms: float = 0.0
+    copy_n: int = 0
+    copy_n_accepted: int = 0
+    copy_rounds: int = 0
+    copy_ms: float = 0.0
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of either kind."""
+        return self.draft_rounds + self.copy_rounds
+
+    @property
+    def emitted(self) -> int:
+        """Tokens of all rounds: what was kept, and the target's own token of each."""
+        return self.rounds + self.draft_n_accepted + self.copy_n_accepted
+
+    @property
+    def round_ms(self) -> float:
+        """Mean wall time of a round of either kind; 0 where the server does not tell."""
+        spent = self.draft_ms + self.draft_verify_ms + self.draft_overhead_ms + self.copy_ms
+        return spent / self.rounds if self.rounds else 0.0
 
 
 class Reply(Struct, frozen=True, kw_only=True):

@@ -40,12 +40,12 @@ class Limit(Struct, frozen=True):
 
 
 def emitted_per_round(draft: Draft) -> float | None:
-    """Mean tokens per round: the accepted drafts and the target's own token; None without rounds."""
-    return 1 + draft.draft_n_accepted / draft.draft_rounds if draft.draft_rounds else None
+    """Mean tokens per round, accepted ones and the target's own; None without rounds."""
+    return draft.emitted / draft.rounds if draft.rounds else None
 
 
 def round_times(plain_ms: float, draft: Draft) -> RoundTimes | None:
-    """The mean round of `draft`, beside a plain step of `plain_ms`; None where the server tells no times."""
+    """The drafter's mean round beside a plain step of `plain_ms`; None where the server tells no times."""
     if not (draft.draft_rounds and draft.draft_verify_ms):
         return None
     return RoundTimes(
@@ -83,7 +83,10 @@ def plain_scale(policy: Mapping[str, Any]) -> float | None:
     """Time of an ordinary decode step over that of a plain step under the kernels in force, at most 1.
 
     A server that can speculate may decode plainly under kernels that cost more than those of a server
-    without a drafter. None where the policy body does not tell both times.
+    without a drafter, unless its selection is the default one. None where the policy body does not tell both
+    times.
     """
+    if policy.get("selection") == "default":
+        return 1.0
     ordinary_ms, selected_ms = policy.get("plain_step_ms"), cost_curve(policy).get(1)
     return min(1.0, ordinary_ms / selected_ms) if ordinary_ms and selected_ms else None

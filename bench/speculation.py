@@ -30,6 +30,9 @@ _POLICY_FIELDS = (
 )
 
 
+_POSITIONS = "draft_accepted_per_position"
+
+
 class Pair(Struct, frozen=True):
     """One prompt answered both ways, at temperature 0."""
 
@@ -74,8 +77,8 @@ class KindRow(Struct, frozen=True, kw_only=True):
 class Findings(Struct, frozen=True, kw_only=True):
     """What holds over all prompts.
 
-    `acceptance` holds shares of rounds that kept draft i, as counted in this run or, where the server does
-    not count them per answer, as its policy has them. `plain_scale` as in `bench.rounds`.
+    `acceptance` holds shares of the drafter's rounds that kept draft i, as counted in this run or, where the
+    server does not count them per answer, as its policy has them. `plain_scale` as in `bench.rounds`.
     """
 
     speedup: float
@@ -165,6 +168,9 @@ def _acceptance_figures(found: Findings) -> dict[str, object]:
         "draft_n": draft.draft_n,
         "draft_n_accepted": draft.draft_n_accepted,
         "draft_rounds": draft.draft_rounds,
+        "copy_n": draft.copy_n,
+        "copy_n_accepted": draft.copy_n_accepted,
+        "copy_rounds": draft.copy_rounds,
     }
 
 
@@ -199,7 +205,7 @@ def _row(kind: str, pairs: Sequence[Pair]) -> KindRow:
 
 
 def _acceptance(draft: Draft, policy: Mapping[str, Any]) -> tuple[float, ...] | None:
-    if draft.draft_accepted_per_position:
+    if draft.draft_rounds and draft.draft_accepted_per_position:
         return tuple(kept / draft.draft_rounds for kept in draft.draft_accepted_per_position)
     rates = policy.get("accepted_per_position")
     return None if rates is None else tuple(rates)
@@ -207,15 +213,9 @@ def _acceptance(draft: Draft, policy: Mapping[str, Any]) -> tuple[float, ...] | 
 
 def _sum(one: Draft, other: Draft) -> Draft:
     positions = zip_longest(one.draft_accepted_per_position, other.draft_accepted_per_position, fillvalue=0)
-    return Draft(
-        draft_n=one.draft_n + other.draft_n,
-        draft_n_accepted=one.draft_n_accepted + other.draft_n_accepted,
-        draft_rounds=one.draft_rounds + other.draft_rounds,
-        draft_accepted_per_position=tuple(a + b for a, b in positions),
-        draft_ms=one.draft_ms + other.draft_ms,
-        draft_verify_ms=one.draft_verify_ms + other.draft_verify_ms,
-        draft_overhead_ms=one.draft_overhead_ms + other.draft_overhead_ms,
-    )
+    counted = [name for name in Draft.__struct_fields__ if name != _POSITIONS]
+    sums = {name: getattr(one, name) + getattr(other, name) for name in counted}
+    return Draft(**sums, draft_accepted_per_position=tuple(a + b for a, b in positions))
 
 
 def _rounded(value: float | None) -> float | None:

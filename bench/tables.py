@@ -71,11 +71,11 @@ def speculation_table(pairs: Sequence[Pair]) -> Table:
 
 
 def acceptance_table(found: Findings) -> Table:
-    """How often each draft of a round was kept."""
+    """How often each draft of the drafter's rounds was kept."""
     rates = found.acceptance or ()
     return Table(
         "Accepted drafts",
-        ("position", "of all rounds", "given those before it"),
+        ("position", "of the drafter's rounds", "given those before it"),
         [
             (str(position), f"{rate:.2f}", optional(given))
             for position, (rate, given) in enumerate(zip(rates, conditional(rates), strict=True), 1)
@@ -119,6 +119,11 @@ def verdict_lines(found: Findings) -> list[str]:
         lines.append(
             f"median speed-up {found.speedup * found.plain_scale:.2f} over ordinary decode, as on a server "
             "without a drafter"
+        )
+    if copies := found.draft.copy_rounds:
+        lines.append(
+            f"{copies} of {found.draft.rounds} rounds verified tokens copied from the text itself: "
+            f"{found.draft.copy_n_accepted} of {found.draft.copy_n} kept"
         )
     if found.limit is not None:
         lines.append(

@@ -58,6 +58,12 @@ def serve(
         str | None,
         typer.Option(help="Rows per verify forward, 2 to 16; 0 is the drafter's own; auto: as measured."),
     ] = None,
+    draft_lookup: Annotated[
+        bool | None, typer.Option(help="Verify what followed the same tokens earlier in the text, if any.")
+    ] = None,
+    draft_confidence_stop: Annotated[
+        float | None, typer.Option(help="End a chain of drafts below this probability; 0 is off.")
+    ] = None,
     audit_share: Annotated[
         float | None, typer.Option(help="Share of speculative rounds re-checked token by token, 0 to 1.")
     ] = None,
@@ -95,6 +101,8 @@ def serve(
             "engine.draft_model": model_draft,
             "engine.draft_kind": draft_kind,
             "engine.draft_block_size": _number_or_word(draft_block_size),
+            "engine.draft_lookup": draft_lookup,
+            "engine.draft_confidence_stop": draft_confidence_stop,
             "engine.audit_share": audit_share,
             "http.host": host,
             "http.port": port,

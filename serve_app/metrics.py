@@ -89,7 +89,12 @@ class Metrics:
         self._cached = self._tokens.labels("prompt_cached")
         self._drafted = self._tokens.labels("drafted")
         self._accepted = self._tokens.labels("accepted")
-        self._rounds = Counter("mtp_serve_verify_rounds", "Speculative rounds run.", registry=registry)
+        self._copied = self._tokens.labels("copied")
+        self._copied_accepted = self._tokens.labels("copied_accepted")
+        self._rounds = Counter("mtp_serve_verify_rounds", "Rounds with drafts run.", registry=registry)
+        self._copy_rounds = Counter(
+            "mtp_serve_copy_rounds", "Rounds with tokens copied from the text run.", registry=registry
+        )
         self._queue_depth = Gauge("mtp_serve_queue_depth", "Requests waiting for a slot.", registry=registry)
         self._slots_used = Gauge("mtp_serve_slots_used", "Slots generating.", registry=registry)
         self._slots = Gauge("mtp_serve_slots", "Slots of all replicas.", registry=registry)
@@ -120,6 +125,9 @@ class Metrics:
             self._drafted.inc(draft.draft_n)
             self._accepted.inc(draft.draft_n_accepted)
             self._rounds.inc(draft.draft_rounds)
+            self._copied.inc(draft.copy_n)
+            self._copied_accepted.inc(draft.copy_n_accepted)
+            self._copy_rounds.inc(draft.copy_rounds)
 
     def render(self, load: SchedulerLoad | None, pairings: tuple[PolicyReport, ...]) -> bytes:
         """The exposition text, with the scheduler's newest books and the policy's newest reports."""

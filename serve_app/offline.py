@@ -70,9 +70,10 @@ def summary(finished: Finished) -> str:
     said = f"{timings.predicted_n} tokens at {rate:.1f} tokens/s, finish reason {finished.reason}"
     if (draft := timings.draft) is None:
         return f"{said}, no speculation"
-    return (
-        f"{said}, {draft.draft_n_accepted} of {draft.draft_n} drafts accepted in {draft.draft_rounds} rounds"
-    )
+    said += f", {draft.draft_n_accepted} of {draft.draft_n} drafts accepted in {draft.draft_rounds} rounds"
+    if draft.copy_rounds:
+        said += f", {draft.copy_n_accepted} of {draft.copy_n} copied tokens in {draft.copy_rounds}"
+    return said
 
 
 def _request(session: "Session", prompt: Prompt) -> GenerateRequest:
