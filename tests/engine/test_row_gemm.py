@@ -187,6 +187,8 @@ def test_threads_change_no_byte(kernels: Kernels, threads: int) -> None:
         pytest.param((ROW_MAJOR, PLAIN, TRANSPOSED, 9, 3), id="nine rows"),
         pytest.param((ROW_MAJOR, PLAIN, PLAIN, 9, 3), id="nine rows of an untransposed b"),
         pytest.param((ROW_MAJOR, TRANSPOSED, TRANSPOSED, 4, 3), id="transposed a"),
+        pytest.param((ROW_MAJOR, PLAIN, TRANSPOSED, 0, 3), id="no rows"),
+        pytest.param((ROW_MAJOR, PLAIN, PLAIN, 0, 3), id="no rows of an untransposed b"),
         pytest.param((COLUMN_MAJOR, PLAIN, TRANSPOSED, 4, 3), id="column-major"),
         pytest.param((ROW_MAJOR, PLAIN, PLAIN, 4, WIDEST_STRIP + 1), id="wide untransposed b"),
     ],
