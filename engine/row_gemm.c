@@ -163,7 +163,7 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
                  int lda, const float *b, int ldb, float beta, float *c, int ldc)
 {
     const product p = {m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};
-    const int is_ours = order == ROW_MAJOR && transpose_a == NO_TRANSPOSE && m <= MAX_ROWS;
+    const int is_ours = order == ROW_MAJOR && transpose_a == NO_TRANSPOSE && m >= 1 && m <= MAX_ROWS;
 
     if (is_ours && transpose_b == NO_TRANSPOSE && n <= MAX_STRIP) {
         multiply(&p);

@@ -18,6 +18,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 # Without contraction every kernel rounds alike, whichever of them the compiler would fuse.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
 _PREFIX = "row-blas-"
+_COMPILE_TIMEOUT_S = 60.0
 
 
 def interpose(blas: ctypes.CDLL, folder: Path, threads: int) -> bool:
@@ -54,7 +55,7 @@ def compiled(folder: Path) -> Path | None:
     if not target.exists():
         try:
             _compile(compiler, target)
-        except (OSError, subprocess.CalledProcessError):
+        except (OSError, subprocess.SubprocessError):
             return None
     return target
 
@@ -74,8 +75,7 @@ def _compile(compiler: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         built = Path(scratch) / target.name
-        subprocess.run(
-            [compiler, *_FLAGS, "-o", str(built), str(_SOURCE)], check=True, capture_output=True, timeout=60
-        )
+        command = [compiler, *_FLAGS, "-o", str(built), str(_SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
         # The rename is atomic, so two replicas starting together cannot see half a library.
         built.replace(target)

@@ -33,7 +33,7 @@ def _are_plain(caches: Sequence[Any]) -> bool:
     return all(type(cache) is KVCache for cache in caches)
 
 
-def _text_model(model: Any) -> Any:
+def text_model(model: Any) -> Any:
     """The part holding inner model and output head: multimodal wrappers keep it in `language_model`."""
     return getattr(model, "language_model", model)
 
@@ -47,7 +47,7 @@ class Target:
     def __init__(self, model: nn.Module) -> None:
         """Installs inert hooks; raises ValueError when hidden and logits of the model do not correspond."""
         self.model = model
-        self._text = _text_model(model)
+        self._text = text_model(model)
         self._inner: Any = getattr(self._text, "model", None)
         if not hasattr(self._inner, "embed_tokens"):
             raise ValueError(f"model type {self.model_type!r} has no inner model with embed_tokens to tap")

@@ -1,5 +1,7 @@
 """Kernel selections: what they change, that they can be undone, and that batches still run under them."""
 
+import sys
+
 import mlx.core as mx
 import pytest
 from mlx import nn
@@ -142,9 +144,17 @@ def test_narrow_kernels_are_reported_as_unavailable() -> None:
         AppliedSelection(tiny.target("llama"), NARROW)
 
 
-@pytest.mark.parametrize(("block_size", "tiles"), [(2, [0, 2, 4]), (4, [0, 4]), (6, [0, 6, 8])])
+@pytest.mark.parametrize(("block_size", "tiles"), [(2, [0, 4, 2]), (4, [0, 4]), (6, [0, 8, 6]), (8, [0, 8])])
 def test_candidates_go_from_cheap_to_dear(block_size: int, tiles: list[int]) -> None:
-    """Default first, then narrow, then row-wise attention alone, then with tiles no smaller than a block."""
+    """Default, narrow, row-wise attention alone; then rows padded to a multiple of 4, last to the block."""
     names = [selection.name for selection in candidates(block_size)]
     assert names == ["default", "narrow", *["row_invariant"] * len(tiles)]
     assert [s.tile for s in candidates(block_size)[2:]] == tiles
+
+
+def test_only_tiles_of_padded_rows_bound_a_block() -> None:
+    """Attention in tiles as high as what comes takes blocks of any size."""
+    bounds = {s.describe(): s.max_rows for s in candidates(6, attends_in_tiles=True)}
+    assert bounds.pop("row_invariant (tile 8, attention in tiles)") == 8
+    assert set(bounds.values()) == {sys.maxsize}
+    assert "row_invariant (attention in tiles)" in bounds

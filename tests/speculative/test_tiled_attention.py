@@ -13,6 +13,7 @@ from tests.speculative.decoding import generate, plain
 from tests.speculative.drafters import scripted
 
 IN_TILES = Selection(name="row_invariant", attention="tile", tile=4)
+UNPADDED = Selection(name="row_invariant", attention="tile")
 
 
 def filled(length: int, capacity_step: int = 256) -> tuple[KVCache, mx.array, mx.array]:
@@ -23,9 +24,16 @@ def filled(length: int, capacity_step: int = 256) -> tuple[KVCache, mx.array, mx
     return cache, keys, values
 
 
-def attend(cache: KVCache, queries: mx.array, keys: mx.array, values: mx.array, window: int | None = None):
+def attend(
+    cache: KVCache,
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    window: int | None = None,
+    tile: int = 4,
+):
     """The block's attention over `cache` with these rows appended, queries [1, heads, rows, 8]."""
-    block = TileKVBlock(cache, 4, BlockContext())
+    block = TileKVBlock(cache, tile, BlockContext())
     masks = block.make_mask(queries.shape[2], window_size=window)
     block.update_and_fetch(keys, values)
     return block, block.attend(lambda: None, {"queries": queries, "scale": 0.5, "mask": masks})
@@ -40,15 +48,16 @@ def reference(queries: mx.array, keys: mx.array, values: mx.array, window: int |
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.5, mask=mask)
 
 
+@pytest.mark.parametrize("tile", [0, 4])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize("length", [1, 7, PAGE - 2, PAGE - 1, PAGE, 2 * PAGE - 3])
-def test_values_are_those_of_attention(length: int, rows: int, window: int | None) -> None:
+def test_values_are_those_of_attention(length: int, rows: int, window: int | None, tile: int) -> None:
     """Pages, padding and masks are invisible, also where a block crosses a page and under a window."""
     cache, keys, values = filled(length)
     queries = mx.random.normal((1, 4, rows, 8), key=mx.random.key(2))
     new = [mx.random.normal((1, 2, rows, 8), key=mx.random.key(i)) for i in (3, 4)]
-    _, got = attend(cache, queries, *new, window)
+    _, got = attend(cache, queries, *new, window, tile)
     both = [mx.concatenate(pair, axis=2) for pair in zip((keys, values), new, strict=True)]
     assert mx.allclose(got, reference(queries, *both, window), atol=1e-5).item()
 
@@ -91,13 +100,17 @@ def test_foreign_masks_and_sinks_are_refused() -> None:
         block.attend(lambda: None, call | {"mask": block.make_mask(1), "sinks": mx.zeros(4)})
 
 
+@pytest.mark.parametrize("selection", [UNPADDED, IN_TILES], ids=["unpadded", "padded"])
 @pytest.mark.parametrize("length", [3, PAGE - 10, 3 * PAGE + 1])
-def test_rounds_and_single_steps_give_the_same_bytes(length: int) -> None:
-    """Log-probabilities and caches of MTP equal those of plain decode, over page crossings."""
+def test_rounds_and_single_steps_give_the_same_bytes(length: int, selection: Selection) -> None:
+    """Log-probabilities and caches of MTP equal those of plain decode, over page crossings.
+
+    Unpadded that takes matrix kernels which do not depend on the row count, such as MLX's own.
+    """
     target = tiny.target("llama")
     prompt = tiny.prompt(length)
     default = plain(target, prompt, 24)
-    with selected(target, IN_TILES):
+    with selected(target, selection):
         wanted = plain(target, prompt, 24)
         for depth in (1, 2, 3):
             got = generate(target, prompt, 24, scripted(wanted.tokens), depth=depth)
@@ -114,11 +127,12 @@ def test_only_models_with_plain_keys_and_values_attend_in_tiles() -> None:
     assert not any(found[family] for family in found if family != "llama")
 
 
-def test_tiles_are_tried_between_bare_and_padded_row_wise_attention() -> None:
-    """What pads no plain step comes first, then the cheaper of what does."""
-    tried = [(selection.attention, selection.tile) for selection in candidates(4, attends_in_tiles=True)]
-    assert tried == [("block", 0), ("row", 0), ("row", 0), ("tile", 4), ("row", 4)]
-    assert "tile" not in [selection.attention for selection in candidates(4)]
+def test_tiles_are_tried_before_what_attends_row_by_row_and_padding_last() -> None:
+    """What pads no plain step comes first; of either kind the cheaper verify forward does."""
+    tried = [(selection.attention, selection.tile) for selection in candidates(6, attends_in_tiles=True)]
+    unpadded, padded = [("block", 0), ("row", 0), ("tile", 0), ("row", 0)], [("tile", 8), ("row", 8)]
+    assert tried == [*unpadded, *padded, ("row", 6)]
+    assert "tile" not in [selection.attention for selection in candidates(6)]
 
 
 def test_a_selection_in_tiles_is_undone() -> None:
