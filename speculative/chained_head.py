@@ -101,7 +101,8 @@ class ChainedHeadDrafter:
     def extend(self, state: HeadState, tokens: Sequence[int], features: mx.array) -> None:
         """Appends computed pairs, see `Drafter.extend`."""
         state.waiting = None
-        self._append(state, mx.array([list(tokens)]), features)
+        # Computed while the round's tokens are on their way out.
+        mx.async_eval(self._append(state, mx.array([list(tokens)]), features))
 
     def _append(self, state: HeadState, ids: mx.array, features: mx.array) -> mx.array:
         state.drop_chained()
