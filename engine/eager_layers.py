@@ -9,25 +9,17 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from speculative.stand_in import StandIn
 from speculative.target import text_model
 
 
-class EagerLayer(nn.Module):
-    """A decoder layer whose output is computed while later layers are built; otherwise the layer itself."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+class EagerLayer(StandIn):
+    """A decoder layer whose output is computed while later layers are built."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = self.inner(*args, **kwargs)
         mx.async_eval(output)
         return output
-
-    def __getattr__(self, key: str) -> Any:
-        if "inner" not in self:
-            raise AttributeError(key)
-        return self["inner"] if key == "inner" else getattr(self["inner"], key)
 
 
 def install_eager_layers(model: nn.Module) -> None:

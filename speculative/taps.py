@@ -10,15 +10,16 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from speculative.stand_in import StandIn
+
 _sink: ContextVar[dict[int, mx.array] | None] = ContextVar("tap_sink", default=None)
 
 
-class TappedLayer(nn.Module):
-    """A decoder layer whose output is shown to a running `collect`; reads as the layer itself otherwise."""
+class TappedLayer(StandIn):
+    """A decoder layer whose output is shown to a running `collect`."""
 
     def __init__(self, inner: nn.Module, index: int) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner)
         self.layer_index = index
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -28,11 +29,6 @@ class TappedLayer(nn.Module):
             # Families with shared KV return (hidden, ...).
             sink[self.layer_index] = output[0] if isinstance(output, tuple) else output
         return output
-
-    def __getattr__(self, key: str) -> Any:
-        if "inner" not in self:
-            raise AttributeError(key)
-        return self["inner"] if key == "inner" else getattr(self["inner"], key)
 
 
 def install_taps(layers: list[nn.Module], indices: Sequence[int]) -> None:

@@ -12,6 +12,8 @@ from mlx.utils import tree_map
 from mlx_lm.models.glm4_moe_lite import MoEGate
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 
+from speculative.stand_in import StandIn
+
 LINEAR = (nn.Linear, nn.QuantizedLinear)
 EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 PER_HEAD = (MultiLinear, QuantizedMultiLinear)
@@ -30,22 +32,16 @@ def padded(x: mx.array, tile: int) -> mx.array:
     return mx.pad(x, [(0, 0)] * len(outer) + [(0, tile - rows), (0, 0)])
 
 
-class _Tiled(nn.Module):
+class _Tiled(StandIn):
     """A row-wise module evaluated in one tile of `tile` rows when it is given at most that many.
 
     More rows than a tile are a prompt or a batch, which decode and verify never compare: they run as they
-    are. Reads as the inner module otherwise.
+    are.
     """
 
     def __init__(self, inner: nn.Module, tile: int) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner)
         self.tile = tile
-
-    def __getattr__(self, key: str) -> Any:
-        if "inner" not in self:
-            raise AttributeError(key)
-        return self["inner"] if key == "inner" else getattr(self["inner"], key)
 
 
 class TiledLinear(_Tiled):
