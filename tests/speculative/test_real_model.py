@@ -16,6 +16,7 @@ PROBE = """
 import sys
 from pathlib import Path
 from engine import blas, row_gemm
+row_gemm._COMPILE_TIMEOUT_S = 180.0  # a busy machine is no reason to fail
 if sys.argv[2] == "openblas":
     row_gemm._COMPILERS = ()
 if blas.preload(Path(sys.argv[1]), 1).source in ("vendored", "none"):
