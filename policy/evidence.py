@@ -101,11 +101,9 @@ def totals(samples: tuple[Sample, ...]) -> Totals:
 
 
 def acceptance_rate(samples: tuple[Sample, ...]) -> float | None:
-    """Accepted over proposed drafts; None without samples, 0 where nothing was proposed."""
-    if not samples:
-        return None
+    """Accepted over proposed drafts, None where none were proposed."""
     sums = totals(samples)
-    return sums.accepted / sums.proposed if sums.proposed else 0.0
+    return sums.accepted / sums.proposed if sums.proposed else None
 
 
 def position_rates(samples: tuple[Sample, ...]) -> tuple[float, ...]:

@@ -72,8 +72,10 @@ def test_draws_are_copied_right_and_wrong(engine: Engine, speculating: Build, ro
         plain = run(engine, item)["r"]
         fast = speculating(following([whole(item, plain)], varying), copies=True)
         assert outcome(run(fast, item)["r"]) == outcome(plain)
-    copies = {(done.drafted, done.accepted) for done in rounds if done.is_copy}
-    assert {(2, 0), (2, 1), (2, 2)} <= copies
+    copies = [done for done in rounds if done.is_copy]
+    assert any(0 < done.accepted < done.drafted for done in copies)
+    assert any(done.accepted == 0 for done in copies)
+    assert any(1 < done.accepted == done.drafted for done in copies)
 
 
 @pytest.mark.parametrize("max_tokens", range(10, 20))
@@ -110,33 +112,34 @@ def test_a_stop_string_ends_a_copied_block(engine: Engine, speculating: Build, r
     assert cut > 3
 
 
+@pytest.mark.parametrize(("prompt", "at"), [("abababa", 1), ("bababab", 2)])
 def test_an_end_of_sequence_in_a_copied_block_ends_the_request(
-    engine: Engine, loaded: LoadedModel, speculating: Build, rounds: list[Round]
+    loaded: LoadedModel, speculating: Build, rounds: list[Round], prompt: str, at: int
 ) -> None:
-    """A text of two letters, one of which ends it, after a prompt full of both."""
+    """A text of two letters, one of which ends it, drawn after a prompt that suggests both in turn."""
     ended = replace(loaded, card=replace(loaded.card, eos_token_ids=(LETTERS[1],)))
-    plainly = speculating(following([], all_wrong), copies=True)
+    plainly = speculating(following([], all_wrong), copies=True, prompt_cache_bytes=0)
     plainly._loaded = ended
-    ends: list[Round] = []
+    ends: list[tuple[int, int, int]] = []
     for seed in range(12):
         item = request(
-            prompt="aabaababaaabaabbaabab",
-            max_tokens=30,
+            prompt=prompt,
+            max_tokens=8,
             temperature=0.8,
             seed=seed,
             ignore_eos=False,
-            logit_bias=((LETTERS[0], 100.0), (LETTERS[1], 99.0)),
+            logit_bias=((LETTERS[0], 100.0), (LETTERS[1], 100.0)),
         )
         plain = run(plainly, replace(item, speculative=False))["r"]
-        fast = speculating(following([whole(item, plain)], all_right), copies=True, block_size=6)
+        drafter = following([whole(item, plain)], all_right)
+        fast = speculating(drafter, copies=True, block_size=6, prompt_cache_bytes=0)
         fast._loaded = ended
         got = run(fast, item)["r"]
         assert outcome(got) == outcome(plain)
         if finish_of(got).reason == "stop" and rounds and rounds[-1].is_copy:
-            ends.append(rounds[-1])
+            ends.append((len(rounds[-1].emitted), rounds[-1].accepted, rounds[-1].drafted))
         rounds.clear()
-    # Among the copied ones, before the copy's own end.
-    assert any(len(done.emitted) <= done.accepted < done.drafted for done in ends)
+    assert (at, at, 2) in ends
 
 
 @pytest.mark.parametrize("length", [len(LONG), 49])
@@ -267,7 +270,9 @@ def walk(copying: Copying, text: Sequence[int], start: int, depth: int) -> list[
     at, seen = start, []
     while at < len(text):
         copied = copying.propose(text[start:at], depth)
-        kept = next((i for i, token in enumerate(copied) if list(text[at + i : at + i + 1]) != [token]), len(copied))
+        kept = next(
+            (i for i, token in enumerate(copied) if list(text[at + i : at + i + 1]) != [token]), len(copied)
+        )
         emitted = tuple(text[at : at + kept + 1])
         done = Round(
             emitted=emitted,
@@ -306,9 +311,9 @@ def test_copies_come_back_and_widen_where_the_text_repeats_again() -> None:
     noise = [token for pair in product(range(6), repeat=2) for token in pair]
     text = [*noise, *[50, 51, 52, 53] * 30]
     seen = walk(Copying(noise[:20]), text, 20, depth=8)
-    drafted = [done.drafted for done in seen if done.is_copy]
-    assert drafted[-3:-1] == [8, 8]
-    assert len(seen) < len(text) / 3
+    in_loop = [done for done in seen if done.emitted[0] >= 50]
+    assert [done.drafted for done in in_loop if done.is_copy][-3:-1] == [8, 8]
+    assert len(in_loop) < 30
 
 
 def test_a_prompt_is_not_read_before_it_is_needed() -> None:

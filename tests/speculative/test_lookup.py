@@ -62,7 +62,9 @@ def test_a_loop_is_continued_beyond_the_end_of_the_text() -> None:
 
 def test_the_window_follows_what_was_kept() -> None:
     """Twice as wide when all was kept, half otherwise, never below one token."""
-    seen = accumulate([(2, 2), (4, 4), (8, 3), (4, 0)], lambda w, it: after_copy(w, *it), initial=CopyWindow())
+    seen = accumulate(
+        [(2, 2), (4, 4), (8, 3), (4, 0)], lambda w, it: after_copy(w, *it), initial=CopyWindow()
+    )
     assert [window.tokens for window in seen] == [2, 4, 8, 4, 2]
     assert after_copy(CopyWindow(tokens=1), 1, 0).tokens == 1
 
