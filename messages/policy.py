@@ -168,6 +168,8 @@ class Detach(Struct, frozen=True, tag=True, kw_only=True):
 class Slice(Struct, frozen=True, gc=False):
     """One comparison inside a measured request: some MTP rounds, then plain decode steps next to them.
 
+    Rounds count whether the drafter proposed their drafts or the text itself, by repeating.
+
     `mtp_ms` is wall time from the first round's start to the last token's emission, with everything a round
     costs (draft, verify, rewind, drafter catch-up, bookkeeping); `emitted` counts tokens really emitted.
     The plain part runs on the ordinary plain path. Rounds after EOS and rounds cut short by the token budget
@@ -186,8 +188,9 @@ class Sample(Struct, frozen=True, tag=True, kw_only=True):
 
     `accepted_per_position[i]` counts rounds that kept draft i (0-based), so it has block size - 1 entries
     that never increase and sum to `accepted`. `slices` are the paired measurements, `rounds` to `emitted`
-    totals over the whole request. `draft_ms`, `verify_ms`, `overhead_ms` and the probe (`probe_rounds`
-    one-token rounds through the verify path, `probe_ms` in all) are what the original estimator works on.
+    totals over the request's rounds in which the drafter was asked, which may be none. `draft_ms`,
+    `verify_ms`, `overhead_ms` and the probe (`probe_rounds` one-token rounds through the verify path,
+    `probe_ms` in all) are what the original estimator works on.
     """
 
     model: ModelName

@@ -22,13 +22,17 @@ _WIDEST = 50.0
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """Speed-up = plain / MTP wall time per emitted token, with its two-sided confidence interval."""
+    """Speed-up = plain / MTP wall time per emitted token, with its two-sided confidence interval.
+
+    `emitted_per_round` is the mean over the rounds of the slices, whatever proposed their drafts.
+    """
 
     speedup: float
     low: float
     high: float
     plain_ms_per_token: float
     mtp_ms_per_token: float
+    emitted_per_round: float
 
 
 class _Row(Struct, frozen=True, gc=False):
@@ -56,7 +60,8 @@ def estimate(
     plain_ms = sum(row.weight * row.part.plain_ms for row in rows)
     mtp_ms = sum(row.weight * row.part.mtp_ms for row in rows)
     plain_rate = plain_ms / sum(row.weight * row.part.plain_tokens for row in rows)
-    mtp_rate = mtp_ms / sum(row.weight * row.part.emitted for row in rows)
+    emitted = sum(row.weight * row.part.emitted for row in rows)
+    mtp_rate = mtp_ms / emitted
     errors = [
         row.weight
         * (
@@ -75,6 +80,7 @@ def estimate(
         high=speedup * math.exp(half_width),
         plain_ms_per_token=plain_rate,
         mtp_ms_per_token=mtp_rate,
+        emitted_per_round=emitted / sum(row.weight * row.part.rounds for row in rows),
     )
 
 

@@ -19,8 +19,8 @@ _MIN_MS = 1e-6
 class Evidence(Struct, frozen=True):
     """Qualifying samples, oldest first, and mean probe steps (ms) of the first measured requests.
 
-    Its samples hold usable slices only. A request without a single round adds its probe mean although it
-    does not qualify.
+    Its samples hold usable slices only. A request that ended in its probe adds the mean although it does not
+    qualify.
     """
 
     samples: tuple[Sample, ...] = ()
@@ -101,11 +101,9 @@ def totals(samples: tuple[Sample, ...]) -> Totals:
 
 
 def acceptance_rate(samples: tuple[Sample, ...]) -> float | None:
-    """Accepted over proposed drafts; None without samples, 0 where nothing was proposed."""
-    if not samples:
-        return None
+    """Accepted over proposed drafts, None where none were proposed."""
     sums = totals(samples)
-    return sums.accepted / sums.proposed if sums.proposed else 0.0
+    return sums.accepted / sums.proposed if sums.proposed else None
 
 
 def position_rates(samples: tuple[Sample, ...]) -> tuple[float, ...]:
@@ -127,10 +125,11 @@ def _cleaned(sample: Sample) -> Sample:
 
 
 def _qualifies(config: PolicyConfig, cleaned: Sample) -> bool:
-    if not _is_sane(cleaned) or cleaned.rounds < 1:
+    if not _is_sane(cleaned):
         return False
     if config.estimator != "paired":
-        return True
+        return cleaned.rounds >= 1
+    # The slices are what counts: a request may have been served by copies alone, which the totals leave out.
     return (
         not cleaned.cancelled
         and sum(part.rounds for part in cleaned.slices) >= config.min_rounds_per_sample

@@ -139,7 +139,8 @@ def _progress(cluster: Cluster, key: str | None, sample: Sample | None) -> Clust
         qualifying = qualifies(cluster.config, sample)
         ran = ran or qualifying
         # A request that ended before its first round was declined, and is among the counts already.
-        too_short = entry.too_short + (sample.rounds > 0 and not qualifying and not sample.cancelled)
+        has_run = sample.rounds > 0 or bool(sample.slices)
+        too_short = entry.too_short + (has_run and not qualifying and not sample.cancelled)
         entry = replace(entry, state=state, too_short=too_short)
     if ran:
         entry = replace(entry, baseline=total, too_short=0)

@@ -52,10 +52,10 @@ def _settled(rules: Rules, state: Settled, version: int) -> Gate:
 
 def _bail_out(config: PolicyConfig, state: Settled) -> BailOut | None:
     paired = state.figures.paired
-    if paired is None or not state.figures.positions:
+    if paired is None:
         return None
     return BailOut(
-        break_even_emitted=(1 + sum(state.figures.positions)) / paired.speedup,
+        break_even_emitted=paired.emitted_per_round / paired.speedup,
         loss_tokens=config.bail_loss_tokens,
         pause_tokens=config.bail_pause_tokens,
     )

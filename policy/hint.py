@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from messages.policy import MtpDispatch, Pairing, Sample, Verdict
@@ -116,7 +117,7 @@ def _in_range(hint: Hint) -> bool:
 
 
 def _is_possible(found: Estimate) -> bool:
-    values = (found.low, found.speedup, found.high, found.plain_ms_per_token, found.mtp_ms_per_token)
+    values = msgspec.structs.astuple(found)
     return all(math.isfinite(value) and value > 0 for value in values) and (
         found.low <= found.speedup <= found.high
     )

@@ -56,7 +56,7 @@ class ProbeResult(Struct, frozen=True, kw_only=True):
     `selection` is the first exact one, or the default selection when none is; then `detail` says how that one
     differed and what else was tried. `verify_cost` was measured under `selection`, except for `plain_ms`.
     `exact_sizes` are the block sizes that were compared after every context and never differed under
-    `selection`, ascending.
+    `selection`, nor did any smaller one that was compared; ascending.
     """
 
     exact: bool
@@ -214,15 +214,17 @@ def _exact_sizes(
     plain_caches: PlainCaches,
 ) -> Generator[None, None, tuple[int, ...]]:
     """The block sizes that are exact after every context; kernels may change at any number of rows."""
+    # Those up to the settings' own have been compared with it.
+    sizes = {size for size in settings.other_sizes if 2 <= size < settings.block_size}
     # The shortest context leaves most room: what does not fit there is compared nowhere.
-    left = {size for size in settings.other_sizes if 2 <= size <= len(starts[0].block)}
-    left = {size for size in left if size != settings.block_size and size <= selection.max_rows}
+    most = min(len(starts[0].block), selection.max_rows)
+    larger = sorted(size for size in settings.other_sizes if settings.block_size < size <= most)
     with selected(target, selection):
         for start in starts:
-            if left:
-                differing = yield from _compare(target, start, sorted(left), plain_caches)
-                left -= set(differing)
-    return tuple(sorted(left | {settings.block_size}))
+            differing = (yield from _compare(target, start, larger, plain_caches)) if larger else {}
+            # A round may verify fewer rows than its block size, so one that differs rules out all above it.
+            larger = [size for size in larger if size < min(differing, default=most + 1)]
+    return tuple(sorted(sizes | {settings.block_size, *larger}))
 
 
 def _compare(

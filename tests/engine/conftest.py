@@ -23,6 +23,8 @@ from speculative.target import Target
 from tests import tiny
 
 NO_BLAS = Blas(source="vendored", version="", threads=1)
+# The ids of a, b and c in the tiny vocabulary.
+LETTERS = tuple(tiny.tokenizer().encode("abc").ids)
 
 Build = Callable[..., Engine]
 
@@ -63,8 +65,14 @@ def speculating(loaded: LoadedModel, target: Target, monkeypatch: pytest.MonkeyP
     """Builds engines with a drafter and a gate, an open one unless told otherwise."""
     monkeypatch.setattr("engine.engine.prefill_chunk", lambda *_: 16)
 
-    def build(drafter: Drafter, gate: Gate | None = None, block_size: int = 4, **settings: object) -> Engine:
-        speculator = Speculator(drafter, block_size, Identity(ModelName("m"), "1"))
+    def build(
+        drafter: Drafter,
+        gate: Gate | None = None,
+        block_size: int = 4,
+        copies: bool = False,
+        **settings: object,
+    ) -> Engine:
+        speculator = Speculator(drafter, block_size, Identity(ModelName("m"), "1"), copies=copies)
         speculator.is_exact = True
         speculator.gate = gate or Gate(enabled=True, version=1)
         config = EngineConfig(model="tiny", **settings)  # pyright: ignore[reportArgumentType]

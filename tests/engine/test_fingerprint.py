@@ -98,7 +98,7 @@ def test_another_software_version_is_another_fingerprint(
     assert fingerprint(FACTS, [folder], 4) != before
 
 
-def test_drafter_block_size_and_pinned_kernels_count(folder: Path, tmp_path: Path) -> None:
+def test_drafter_block_size_drafting_and_pinned_kernels_count(folder: Path, tmp_path: Path) -> None:
     """Each is part of what was measured."""
     drafter = tmp_path / "head.safetensors"
     drafter.write_bytes(b"head")
@@ -106,9 +106,10 @@ def test_drafter_block_size_and_pinned_kernels_count(folder: Path, tmp_path: Pat
         fingerprint(FACTS, [folder], 4),
         fingerprint(FACTS, [folder, drafter], 4),
         fingerprint(FACTS, [folder], 5),
+        fingerprint(FACTS, [folder], 4, drafting="without copies"),
         fingerprint(FACTS, [folder], 4, is_pinned=True),
     ]
-    assert len(set(found)) == 4
+    assert len(set(found)) == 5
 
 
 def test_place_time_and_the_pace_of_loading_do_not_count(folder: Path, tmp_path: Path) -> None:

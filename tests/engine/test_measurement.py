@@ -10,26 +10,28 @@ from engine import solo_lane
 from engine.drafting import Probed
 from engine.engine import Engine
 from engine.identity import Identity
-from engine.measurement import Measurement
+from engine.measurement import Measurement, with_round
 from engine.speculator import Speculator
-from messages.events import TokensEmitted
+from messages.events import DraftTimings, TokensEmitted
 from messages.policy import Declined, Gate, Sample, Slice
 from messages.scheduling import ModelName
 from speculative import round as speculative_round
 from speculative.round import Round
-from tests.engine.conftest import Build, finish_of, forwards_of, request, run
+from tests.engine.conftest import LETTERS, Build, finish_of, forwards_of, request, run
 from tests.engine.drafters import CheckedHistory, Script, ScriptedDrafter, following
 from tests.engine.test_speculation import MEASURE, all_right, outcome, varying, whole
 
 IDENTITY = Identity(ModelName("m"), "1")
 
 
-def done(accepted: int, drafted: int = 3) -> Round:
+def done(accepted: int, drafted: int = 3, depth: int = 3, is_copy: bool = False) -> Round:
     """A round of these counts that took 6 ms."""
     return Round(
         emitted=tuple(range(accepted + 1)),
         accepted=accepted,
         drafted=drafted,
+        depth=depth,
+        is_copy=is_copy,
         logits=mx.zeros((accepted + 1, 2)),
         draft_ms=1.0,
         verify_ms=4.0,
@@ -165,7 +167,7 @@ def test_a_slice_is_whole_or_left_out() -> None:
     measured = Measurement(3)
     for rounds, plain_steps in (
         ([done(3), done(0)], 2),
-        ([done(3), done(1, drafted=1)], 2),
+        ([done(3), done(1, drafted=1, depth=1)], 2),
         ([done(2), done(2)], 1),
         ([done(1), done(1)], 2),
     ):
@@ -181,12 +183,62 @@ def test_a_slice_is_whole_or_left_out() -> None:
     assert measured.totals.per_position == [8, 5, 3]
 
 
+def test_chains_and_copies_that_end_early_are_whole_rounds() -> None:
+    """What was asked for counts, not what was proposed: doubt and short copies are part of the method."""
+    measured = Measurement(3)
+    measured.add_round(done(1, drafted=1), 10.0)
+    measured.add_round(done(2, drafted=2, is_copy=True), 6.0)
+    measured.add_single("plain", 4.0, 1)
+    assert measured.slices == [Slice(2, 5, 16.0, 1, 4.0)]
+
+
+def test_copies_count_in_slices_and_not_in_the_drafters_totals() -> None:
+    """Time and tokens are the request's; rounds, drafts and their parts of the time are the drafter's."""
+    measured, alone = Measurement(3), Measurement(3)
+    for each in (done(2), done(3, is_copy=True), done(0, drafted=2, is_copy=True), done(1)):
+        measured.add_round(each, 10.0)
+        if not each.is_copy:
+            alone.add_round(each, 10.0)
+    measured.add_single("plain", 4.0, 1)
+    assert measured.totals == alone.totals
+    assert measured.slices == [Slice(4, 10, 40.0, 1, 4.0)]
+
+
+def test_a_requests_counters_keep_copies_apart() -> None:
+    """Under names of their own, and the drafter's are those of a request without copies."""
+    mixed = alone = DraftTimings(draft_n=0, draft_n_accepted=0, draft_rounds=0, draft_kind="mtp")
+    for each in (done(2), done(3, is_copy=True), done(0, drafted=2, is_copy=True), done(1, drafted=1)):
+        mixed = with_round(mixed, each)
+        alone = alone if each.is_copy else with_round(alone, each)
+    copies = msgspec.structs.replace(alone, copy_n=5, copy_n_accepted=3, copy_rounds=2, copy_ms=12.0)
+    assert mixed == copies
+    assert (alone.draft_n, alone.draft_n_accepted, alone.draft_rounds) == (4, 3, 2)
+
+
+def test_a_request_served_by_copies_alone_reports_its_slices(engine: Engine, speculating: Build) -> None:
+    """A text of one letter needs no draft; what it gained is measured and nothing is said of the drafter."""
+    item = request(prompt="aaaa", max_tokens=60, logit_bias=((LETTERS[0], 100.0),))
+    texts = [whole(item, run(engine, item)["r"])]
+    gate = msgspec.structs.replace(MEASURE, probe_rounds=0)
+    # Its first tokens are the prompt's letter too, or there would be nothing to copy at first.
+    fast = speculating(following(texts, all_right), gate, copies=True)
+    run(fast, item)
+    (sample,) = fast.samples
+    assert (sample.rounds, sample.proposed, sample.accepted, sample.emitted) == (0, 0, 0, 0)
+    assert (sample.draft_ms, sample.verify_ms, sample.accepted_per_position) == (0.0, 0.0, (0, 0, 0))
+    assert len(sample.slices) >= 3
+    assert all(part.rounds == 2 and part.emitted > 2 and part.mtp_ms > 0 for part in sample.slices)
+    assert (sample.counts.attempts, sample.counts.bursts, sample.counts.declines) == (1, 1, ())
+
+
 def test_padded_plain_steps_are_reckoned_as_ordinary_ones() -> None:
     """Where kernels are padded to be exact the baseline is scaled to what decode costs without them."""
     probed = Probed(is_exact=True, selection="row_invariant", detail="", plain_ms=9.0, rows_ms=(12.0, 13.0))
     assert probed.plain_scale == 0.75
     assert msgspec.structs.replace(probed, plain_ms=15.0).plain_scale == 1.0
     assert msgspec.structs.replace(probed, rows_ms=()).plain_scale == 1.0
+    # Without a padding there is nothing to scale, whatever the two timings of one thing happened to be.
+    assert msgspec.structs.replace(probed, selection="default").plain_scale == 1.0
     speculator = Speculator(ScriptedDrafter(lambda told, depth: [0] * depth), 4, IDENTITY)
     speculator.is_exact, speculator.gate, speculator.plain_scale = True, MEASURE, probed.plain_scale
     measured = speculator.measurement(speculator.plan(request()))

@@ -16,7 +16,7 @@ from messages.policy import Gate
 from messages.scheduling import ModelName
 from speculative.target import Forward, Target
 from tests import tiny
-from tests.engine.conftest import NO_BLAS, finish_of, request, run, text_of
+from tests.engine.conftest import LETTERS, NO_BLAS, finish_of, request, run, text_of
 
 IDENTITY = Identity(ModelName("m"), "1")
 
@@ -268,3 +268,30 @@ def test_pinned_kernels_have_a_probe_of_their_own(tiny_checkpoint: Path, tmp_pat
         for pin in (None, True, False)
     }
     assert len(prints) == len(list((tmp_path / "mtp-probe").iterdir())) == 2
+
+
+def test_how_drafts_are_made_is_the_operators_choice(
+    tiny_checkpoint: Path, tmp_path: Path, head: Path
+) -> None:
+    """Copies and the confidence stop take effect as configured, and each choice is measured for itself."""
+    letters = request(prompt="aaaa", max_tokens=30, logit_bias=((LETTERS[0], 100.0),))
+    fingerprints: set[str] = set()
+    for settings, copies in (
+        ({}, True),
+        ({"draft_lookup": False}, False),
+        ({"draft_confidence_stop": 0.4}, True),
+    ):
+        started = session(tiny_checkpoint, tmp_path, draft_model=str(head), **settings)
+        started.set_gate(Gate(enabled=True, version=1))
+        draft = finish_of(run(started.engine, letters)["r"]).timings.draft
+        assert (draft.copy_rounds > 0) == copies
+        assert started.speculation.drafter.confidence_stop == settings.get("draft_confidence_stop", 0.0)
+        fingerprints.add(started.speculation.fingerprint)
+    assert len(fingerprints) == 3
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_a_confidence_stop_that_means_nothing_is_refused(value: float) -> None:
+    """No draft is likelier than 1, so nothing would ever be drafted beyond the first."""
+    with pytest.raises(ValueError, match=r"draft_confidence_stop .* is .*, legal: 0 \(off\) to below 1"):
+        EngineConfig(draft_confidence_stop=value)

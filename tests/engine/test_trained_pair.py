@@ -1,5 +1,7 @@
 """The trained pair through a whole session: load, probe, engine, with drafts kept and refused in turn."""
 
+from pathlib import Path
+
 import pytest
 
 from engine.session import Session
@@ -86,3 +88,26 @@ def test_greedy_answers_are_no_single_token_repeated(greedy: list[Reply]) -> Non
     """What the pair is for: drafts that are right although the text goes on."""
     for reply in greedy:
         assert len(set(reply.answer.ids)) >= 8, reply.answer.text
+
+
+@pytest.mark.parametrize("session", [BLOCK_SIZE], ids=["K=4"], indirect=True)
+@pytest.mark.parametrize(("lookup", "stop"), [(True, 0.0), (False, 0.5), (True, 0.5)])
+def test_copies_and_stopped_chains_change_no_answer(
+    session: Session, rows: list[list[int]], tmp_path: Path, lookup: bool, stop: float
+) -> None:
+    """Greedy and drawn at 0.8, answers are those of plain decode, with fewer drafts asked of the head."""
+    other = asking.start(files.FOLDER, NO_BLAS, tmp_path, lookup=lookup, stop=stop)
+    some = rows[:4]
+    for temperature in (0.0, 0.8):
+        plain, whole, got = (
+            [
+                ask(one, request(row, fast, temperature=temperature, seed=seed))
+                for seed, row in enumerate(some)
+            ]
+            for one, fast in ((session, False), (session, True), (other, True))
+        )
+        assert [reply.answer for reply in got] == [reply.answer for reply in plain]
+        drafts = [reply.draft for reply in got if reply.draft is not None]
+        assert sum(d.draft_n for d in drafts) < sum(r.draft.draft_n for r in whole if r.draft is not None)
+        assert (sum(d.copy_n_accepted for d in drafts) > 0) == lookup
+        assert any(d.draft_n < d.draft_rounds * (BLOCK_SIZE - 1) for d in drafts) or not stop

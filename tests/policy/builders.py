@@ -1,5 +1,9 @@
 """Small values for policy tests: a pairing, its rules, and samples with exact numbers."""
 
+from typing import Any
+
+import msgspec
+
 from messages.policy import Attach, Exactness, Hardware, MtpDispatch, Pairing, Sample, Slice
 from messages.scheduling import ModelName
 from policy.config import PolicyConfig
@@ -93,4 +97,20 @@ def sample(
         probe_ms=2 * plain_ms,
         cancelled=cancelled,
         at_s=at_s,
+    )
+
+
+def copied(speedup: float = 2.0, rounds: int = 32, accepted: int = 2, **changes: Any) -> Sample:
+    """The same gain without the drafter having been asked for anything: the text repeated itself."""
+    served = sample(speedup, rounds, accepted, **changes)
+    return msgspec.structs.replace(
+        served,
+        rounds=0,
+        proposed=0,
+        accepted=0,
+        emitted=0,
+        accepted_per_position=(0,) * len(served.accepted_per_position),
+        draft_ms=0.0,
+        verify_ms=0.0,
+        overhead_ms=0.0,
     )

@@ -16,9 +16,10 @@ from messages.scheduling import ModelName
 from policy.cluster import dispatch_to_load, gate_of, key_of, reply
 from policy.fold import expire, forget, observe
 from policy.report import publish, snapshot
+from policy.sentence import sentence
 from policy.switches import Switches
-from policy.wire import worker_not_ready
-from tests.policy.builders import CPU, M5, attach, dispatch, sample
+from policy.wire import body, worker_not_ready
+from tests.policy.builders import CPU, M5, attach, copied, dispatch, sample
 from tests.policy.clusters import cluster, counted, fold, plain, top
 
 A, B = ModelName("a"), ModelName("b")
@@ -251,6 +252,20 @@ def test_the_running_rate_is_raw_and_the_settled_one_rounded() -> None:
     value = fold(value, [sample(model="a")] * 3)
     assert top(value).acceptance_rate == 2 / 3
     assert top(observe(value, sample(model="a"))).acceptance_rate == 0.67
+
+
+def test_what_copies_alone_gained_is_reported_without_a_drafters_figures() -> None:
+    """A speed-up there is; of acceptance, its cost and a better block size nothing is known."""
+    value = cluster(attach("a"), *[copied(model="a")] * 3)
+    report = top(value)
+    assert (report.samples, report.speedup) == (3, pytest.approx(2.0))
+    assert (report.rounds, report.acceptance_rate, report.accepted_per_position) == (0, None, None)
+    assert (report.drafter_share, report.recommended_block_size) == (None, None)
+    assert [(row.samples, row.acceptance_rate) for row in report.classes] == [(3, None)]
+    settled = observe(value, copied(model="a"))
+    assert (top(settled).verdict, top(settled).starved_by) == ("enable", None)
+    assert "2.00 times" in sentence(top(settled))
+    assert msgspec.json.decode(msgspec.json.encode(body(snapshot(settled))))["rounds"] == 0
 
 
 def test_samples_stay_at_three_until_the_evidence_decides() -> None:

@@ -14,7 +14,7 @@ from policy.estimator_original import measured, round_profile
 from policy.estimator_paired import Estimate, decided, estimate, resolve
 from policy.evidence import Evidence, add, effective_rounds, newest, qualifies
 from tests.policy import traffic
-from tests.policy.builders import sample
+from tests.policy.builders import copied, sample
 
 CONFIG = PolicyConfig()
 
@@ -105,7 +105,9 @@ def test_difference_between_requests_widens_the_interval() -> None:
 )
 def test_the_interval_decides(low: float, high: float, verdict: str | None) -> None:
     """Wholly above 1 + margin enables, wholly below 1 declines, anything else goes on."""
-    estimated = Estimate(speedup=1.0, low=low, high=high, plain_ms_per_token=1.0, mtp_ms_per_token=1.0)
+    estimated = Estimate(
+        speedup=1.0, low=low, high=high, plain_ms_per_token=1.0, mtp_ms_per_token=1.0, emitted_per_round=1.0
+    )
     assert decided(CONFIG, estimated) == verdict
 
 
@@ -137,6 +139,22 @@ def test_a_tiny_request_does_not_qualify() -> None:
     assert not qualifies(CONFIG, sample(rounds=8))
     assert qualifies(CONFIG, sample(rounds=16))
     assert qualifies(PolicyConfig(estimator="measured"), sample(rounds=1))
+
+
+def test_a_request_served_by_copies_alone_qualifies() -> None:
+    """What it gained was measured like any other's; of a drafter, which the original rules judge, it is silent."""
+    assert qualifies(CONFIG, copied())
+    assert not qualifies(CONFIG, copied(rounds=8))
+    assert not qualifies(PolicyConfig(estimator="measured"), copied())
+    assert found(copied(speedup=1.6)).speedup == pytest.approx(1.6)
+
+
+def test_a_mean_round_is_that_of_the_slices() -> None:
+    """Requests weigh in it as they do in the speed-up; copies count although the totals leave them out."""
+    assert found(sample(accepted=2), sample(accepted=1)).emitted_per_round == pytest.approx(2.5)
+    assert found(sample(accepted=2), copied(accepted=3)).emitted_per_round == pytest.approx(3.5)
+    long = found(sample(accepted=2, rounds=64), sample(accepted=1, rounds=6400))
+    assert long.emitted_per_round == pytest.approx(2.5)
 
 
 def test_a_slice_that_compares_nothing_is_left_out() -> None:

@@ -3,17 +3,19 @@
 from itertools import product
 from typing import get_args
 
+import msgspec
 import pytest
 
 from messages.policy import Exactness, Sample
 from policy.config import PolicyConfig
+from policy.evidence import Evidence
 from policy.gates import gate
 from policy.hint import hint_of, settled_of
 from policy.machine import NOT_READY, TRANSITIONS, Input, Opened, Remembered, observe
 from policy.rules import Rules
 from policy.states import ExactnessDeclined, Forced, Profiling, Settled, State, Unavailable
 from policy.switches import Switches
-from tests.policy.builders import EXACT, rules, sample
+from tests.policy.builders import EXACT, copied, rules, sample
 
 RULES = rules()
 ORIGINAL = rules(PolicyConfig(estimator="measured"))
@@ -98,6 +100,24 @@ def test_requests_without_a_round_do_not_advance_the_profile() -> None:
     assert isinstance(state, Profiling)
     assert state.evidence.samples == ()
     assert len(state.evidence.probe_means) == 5
+
+
+@pytest.mark.parametrize(("speedup", "verdict"), [(1.6, "enable"), (0.8, "decline")])
+def test_requests_served_by_copies_alone_settle_a_verdict(speedup: float, verdict: str) -> None:
+    """What they gain or cost is measured; everything about the drafter stays unknown, and nothing breaks."""
+    state = profile(RULES, *[copied(speedup)] * 4)
+    assert isinstance(state, Settled)
+    assert (state.verdict, state.acceptance_rate) == (verdict, 0.0)
+    figures = state.figures
+    assert (figures.rounds, figures.positions, figures.per_round) == (0, (), None)
+    assert figures.original_speedup is None
+    assert gate(RULES, state).bail_out is not None
+    assert observe(RULES, state, copied(speedup)) == msgspec.structs.replace(
+        state, watch=Evidence((copied(speedup),), (40.0,)), watched=1, agreed=1
+    )
+    unanswered = profile(ORIGINAL, *[copied(speedup)] * 4)
+    assert isinstance(unanswered, Profiling)
+    assert unanswered.evidence.samples == ()
 
 
 def test_cancelled_and_tiny_requests_do_not_advance_the_profile() -> None:

@@ -8,7 +8,7 @@ from policy.gates import gate
 from policy.machine import observe
 from policy.rules import Rules
 from policy.states import Profiling, Settled, State
-from tests.policy.builders import rules, sample
+from tests.policy.builders import copied, rules, sample
 
 RULES = rules()
 CONFIG = RULES.config
@@ -124,5 +124,13 @@ def test_under_the_original_rule_a_verdict_is_final() -> None:
 def test_the_gate_carries_the_break_even_for_bailing_out() -> None:
     """Three tokens a round at a speed-up of 1.8 break even at 3 / 1.8 tokens."""
     bail_out = gate(RULES, settled("enable")).bail_out
+    assert bail_out is not None
+    assert bail_out.break_even_emitted == pytest.approx(3 / 1.8)
+
+
+def test_rounds_of_copies_are_among_those_that_break_even() -> None:
+    """The speed-up is that of all rounds, so what a round costs follows from all of them too."""
+    state = after(Profiling(), *[sample(1.8, accepted=1), copied(1.8, accepted=3)] * 2)
+    bail_out = gate(RULES, state).bail_out
     assert bail_out is not None
     assert bail_out.break_even_emitted == pytest.approx(3 / 1.8)

@@ -12,7 +12,7 @@ from messages.policy import (
 from messages.scheduling import ModelName
 from policy.fold import observe
 from policy.switches import Switches
-from tests.policy.builders import attach, sample
+from tests.policy.builders import attach, copied, sample
 from tests.policy.clusters import cluster, counted, top
 
 A = ModelName("a")
@@ -74,6 +74,15 @@ def test_only_tiny_requests_is_starvation() -> None:
     """Bursts run but none is long enough to count: the snapshot says too_short."""
     tiny: list[Sample] = [
         msgspec.structs.replace(sample(model="a", rounds=8), counts=counted(done)) for done in range(1, 6)
+    ]
+    report = top(cluster(attach("a"), *tiny))
+    assert (report.samples, report.starved_by) == (0, "too_short")
+
+
+def test_only_tiny_requests_of_copies_is_starvation_too() -> None:
+    """They had their bursts, though none in which the drafter was asked."""
+    tiny: list[Sample] = [
+        msgspec.structs.replace(copied(model="a", rounds=8), counts=counted(done)) for done in range(1, 6)
     ]
     report = top(cluster(attach("a"), *tiny))
     assert (report.samples, report.starved_by) == (0, "too_short")

@@ -64,6 +64,12 @@ def random_drafter(seed: int = 5) -> ScriptedDrafter:
     return ScriptedDrafter(lambda done, depth: [source.randrange(tiny.VOCAB) for _ in range(depth)])
 
 
+def doubtful(text: Sequence[int]) -> ScriptedDrafter:
+    """As `scripted`, but proposes fewer tokens than asked for in turn: chains of every length occur."""
+    script = scripted(text)._script
+    return ScriptedDrafter(lambda done, depth: script(done, depth)[: 1 + len(done) % depth])
+
+
 def scripted(text: Sequence[int]) -> ScriptedDrafter:
     """Right for a varying number of tokens, then wrong: every accepted length occurs."""
 

@@ -12,7 +12,7 @@ from speculative.rollback import clone_caches
 from speculative.selection import Selection, selected
 from tests.speculative import tiny
 from tests.speculative.decoding import PROMPTS, Generated, generate, plain
-from tests.speculative.drafters import ScriptedDrafter, perfect, random_drafter, scripted
+from tests.speculative.drafters import ScriptedDrafter, doubtful, perfect, random_drafter, scripted
 
 LENGTH = 12
 MakeDrafter = Callable[[Sequence[int]], ScriptedDrafter]
@@ -20,6 +20,7 @@ DRAFTERS: dict[str, MakeDrafter] = {
     "perfect": perfect,
     "random": lambda text: random_drafter(),
     "scripted": scripted,
+    "doubtful": doubtful,
 }
 QUICK = [4]
 OTHERS = [1, 2, 6]

@@ -1,6 +1,7 @@
 """The exactness probe: which inputs, which verdict, which sentence, and what it leaves behind."""
 
 import re
+from typing import Any
 
 import mlx.core as mx
 import msgspec
@@ -143,12 +144,33 @@ def test_blocks_within_a_tile_are_exact_and_larger_ones_are_not(
 
 
 def test_one_exact_size_vouches_for_no_other() -> None:
-    """Kernels that differ at five rows alone leave out that size, though larger and smaller ones pass."""
+    """Kernels that differ at five rows alone leave out that size and those above, whose rounds may have five."""
     target = Target(tiny.llama_model())
     honest = target.logits
     target.logits = lambda hidden: honest(hidden) * (1 + 1e-3 * (hidden.shape[1] == 5))  # pyright: ignore[reportAttributeAccessIssue]
     result = run_probe(target, msgspec.structs.replace(SETTINGS, other_sizes=SIZES))
-    assert result.exact_sizes == (2, 3, 4, 6, 7, 8)
+    assert result.exact_sizes == (2, 3, 4)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_shorter_blocks_are_compared_after_every_context(rows: int) -> None:
+    """A difference at fewer rows than K counts, even where only a longer context shows it."""
+    target, opened = Target(tiny.llama_model()), []
+    open_block, verify = target.open_block, target.verify
+
+    def opening(caches: list[Any], size: int) -> OpenBlock:
+        opened.append(caches[0].offset)
+        return open_block(caches, size)
+
+    def disturbed(tokens: mx.array, block: OpenBlock) -> Forward:
+        out = verify(tokens, block)
+        is_off = tokens.shape[1] == rows and opened[-1] > min(opened)
+        return out._replace(logits=out.logits * 1.001) if is_off else out
+
+    target.open_block, target.verify = opening, disturbed  # pyright: ignore[reportAttributeAccessIssue]
+    result = run_probe(target, SETTINGS)
+    assert not result.exact
+    assert "verify block position 0 differs" in result.detail
 
 
 def test_a_size_that_fits_no_context_is_not_exact() -> None:

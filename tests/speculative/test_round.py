@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from speculative.round import DraftFailedError, run_round
 from tests.speculative import tiny
@@ -91,6 +92,51 @@ def test_times_are_positive_and_add_up() -> None:
         assert min(done.draft_ms, done.verify_ms, done.overhead_ms) > 0
         assert done.wall_ms == done.draft_ms + done.verify_ms + done.overhead_ms
     assert plain(tiny.target("llama"), PROMPT, 3).rounds[0].draft_ms == 0
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen3_5", "gemma4"])
+def test_copied_tokens_are_verified_instead_of_drafts(family: str, kept: int) -> None:
+    """The drafter is not asked, right ones are kept, and its history grows by what was emitted all the same."""
+    target = tiny.target(family)
+    wanted = plain(target, PROMPT, 6)
+    burst, _ = start(target, PROMPT, ScriptedDrafter(_failing))
+    copied = [token if i < kept else (token + 1) % tiny.VOCAB for i, token in enumerate(wanted.tokens[1:4])]
+    done = run_round(replace(burst, copied=tuple(copied)), 5, greedy)
+    assert [burst.bonus, *done.emitted] == wanted.tokens[: kept + 2]
+    assert (done.is_copy, done.accepted, done.drafted, done.depth) == (True, kept, 3, 5)
+    assert burst.state.tokens == wanted.tokens[: kept + 2]
+    reference = plain(target, PROMPT, kept + 2)
+    assert tiny.largest_difference(burst.caches, reference.caches) < 1e-5
+
+
+def test_no_more_is_copied_than_asked_for() -> None:
+    """A copy longer than the depth is cut to it."""
+    burst, _ = start(tiny.target("llama"), PROMPT, ScriptedDrafter(_failing))
+    done = run_round(replace(burst, copied=tuple(text(8)[1:])), 2, greedy)
+    assert (list(done.emitted), done.drafted, done.depth) == (text(4)[1:], 2, 2)
+
+
+def test_a_round_of_drafts_says_how_many_were_asked_for() -> None:
+    """A drafter may propose fewer."""
+    burst, _ = start(tiny.target("llama"), PROMPT, ScriptedDrafter(lambda done, depth: [text()[1]]))
+    done = run_round(burst, 4, greedy)
+    assert (done.is_copy, done.drafted, done.depth) == (False, 1, 4)
+    assert list(done.emitted) == text(3)[1:]
+
+
+def test_a_history_that_fails_after_a_copy_does_not_lose_the_tokens() -> None:
+    """They are returned with the reason, as after drafts."""
+
+    class Forgetful(ScriptedDrafter):
+        def extend(self, state: object, tokens: Sequence[int], features: mx.array) -> None:
+            if len(tokens) > 1:
+                raise RuntimeError("history is full")
+
+    burst, _ = start(tiny.target("llama"), PROMPT, Forgetful(_failing))
+    done = run_round(replace(burst, copied=tuple(text(4)[1:])), 3, greedy)
+    assert list(done.emitted) == text(5)[1:]
+    assert done.drafter_error == "history is full"
 
 
 def _failing(done: list[int], depth: int) -> list[int]:
