@@ -48,16 +48,16 @@ def is_library(path: Path) -> bool:
 
 def compiled(folder: Path) -> Path | None:
     """The library for this processor in `folder`, compiled unless it is there; None when it cannot be."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        return None
-    target = folder / f"{_PREFIX}{_digest(compiler)}.so"
-    if not target.exists():
+    for compiler in filter(None, map(shutil.which, _COMPILERS)):
+        target = folder / f"{_PREFIX}{_digest(compiler)}.so"
         try:
-            _compile(compiler, target)
+            if not target.exists():
+                _compile(compiler, target)
         except (OSError, subprocess.SubprocessError):
-            return None
-    return target
+            # For example a clang without an OpenMP library; the next one may do.
+            continue
+        return target
+    return None
 
 
 def _digest(compiler: str) -> str:
