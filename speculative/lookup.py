@@ -56,9 +56,10 @@ class CopyWindow(Struct, frozen=True, kw_only=True):
 
 
 def after_copy(window: CopyWindow, copied: int, accepted: int) -> CopyWindow:
-    """The window after a round that verified `copied` tokens: twice that when all were kept, else half as wide.
+    """The window after a round of `copied` tokens: twice as many if all were kept, else half as wide.
 
-    It never narrows on a success, and never outgrows what rounds have room for by more than twice. After the m-th miss in a row 2^(m - 1) rounds are left to the drafter, MOST_SKIPPED at most.
+    A success never narrows it, and more than twice what rounds have room for it never becomes. After the m-th
+    miss in a row 2^(m - 1) rounds are left to the drafter, MOST_SKIPPED at most.
     """
     tokens = max(window.tokens, copied * 2) if accepted >= copied else max(window.tokens // 2, 1)
     misses = 0 if accepted else window.misses + 1

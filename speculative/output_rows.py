@@ -30,7 +30,7 @@ def _gathered(head: Any, ids: mx.array) -> nn.Module:
 
 
 class Best(NamedTuple):
-    """The likeliest tokens int32 [...], and how likely each is, float32 [...], which costs when it is used."""
+    """The likeliest tokens int32 [...], and how likely each is, float32 [...], computed when used."""
 
     ids: mx.array
     confidence: mx.array

@@ -1,7 +1,7 @@
 """Drafts copied from the text itself: they save rounds where it repeats and never change what is emitted."""
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product, takewhile
 
 import mlx.core as mx
 import pytest
@@ -15,7 +15,7 @@ from messages.events import Event
 from messages.policy import FellBack
 from speculative.round import Round
 from speculative.target import Target
-from tests.engine.conftest import LETTERS, Build, finish_of, request, run, text_of
+from tests.engine.conftest import LETTERS, Build, finish_of, request, run
 from tests.engine.drafters import CheckedHistory, RecordingHead, ScriptedDrafter, following
 from tests.engine.test_speculation import LONG, MEASURE, OPEN, all_right, all_wrong, outcome, varying, whole
 
@@ -270,9 +270,8 @@ def walk(copying: Copying, text: Sequence[int], start: int, depth: int) -> list[
     at, seen = start, []
     while at < len(text):
         copied = copying.propose(text[start:at], depth)
-        kept = next(
-            (i for i, token in enumerate(copied) if list(text[at + i : at + i + 1]) != [token]), len(copied)
-        )
+        ahead = zip(copied, text[at:], strict=False)
+        kept = len(list(takewhile(lambda pair: pair[0] == pair[1], ahead)))
         emitted = tuple(text[at : at + kept + 1])
         done = Round(
             emitted=emitted,
@@ -300,7 +299,7 @@ def test_copies_that_are_always_wrong_become_rare() -> None:
     seen = walk(Copying(prompt), text, len(prompt), depth=4)
     where = [i for i, done in enumerate(seen) if done.is_copy]
     assert all(done.accepted == 0 for done in seen if done.is_copy)
-    gaps = [right - left for left, right in zip(where, where[1:], strict=False)]
+    gaps = [right - left for left, right in pairwise(where)]
     assert len(where) > 6
     assert gaps[:3] == sorted(gaps[:3])
     assert all(gap > 8 for gap in gaps[3:])

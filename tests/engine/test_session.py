@@ -276,15 +276,12 @@ def test_how_drafts_are_made_is_the_operators_choice(
     """Copies and the confidence stop take effect as configured, and each choice is measured for itself."""
     letters = request(prompt="aaaa", max_tokens=30, logit_bias=((LETTERS[0], 100.0),))
     fingerprints: set[str] = set()
-    for settings, copies in (
-        ({}, True),
-        ({"draft_lookup": False}, False),
-        ({"draft_confidence_stop": 0.4}, True),
-    ):
+    choices: list[dict[str, object]] = [{}, {"draft_lookup": False}, {"draft_confidence_stop": 0.4}]
+    for settings in choices:
         started = session(tiny_checkpoint, tmp_path, draft_model=str(head), **settings)
         started.set_gate(Gate(enabled=True, version=1))
         draft = finish_of(run(started.engine, letters)["r"]).timings.draft
-        assert (draft.copy_rounds > 0) == copies
+        assert (draft.copy_rounds > 0) == settings.get("draft_lookup", True)
         assert started.speculation.drafter.confidence_stop == settings.get("draft_confidence_stop", 0.0)
         fingerprints.add(started.speculation.fingerprint)
     assert len(fingerprints) == 3

@@ -142,7 +142,7 @@ def test_a_tiny_request_does_not_qualify() -> None:
 
 
 def test_a_request_served_by_copies_alone_qualifies() -> None:
-    """What it gained was measured like any other's; of a drafter, which the original rules judge, it is silent."""
+    """What it gained was measured like any other's; to the original rules it says nothing."""
     assert qualifies(CONFIG, copied())
     assert not qualifies(CONFIG, copied(rounds=8))
     assert not qualifies(PolicyConfig(estimator="measured"), copied())

@@ -35,7 +35,7 @@ def searched(text: list[int], count: int) -> tuple[int, ...]:
 
 @given(texts, st.integers(1, 8))
 def test_a_continuation_is_what_a_search_finds(text: list[int], count: int) -> None:
-    """The latest place wins, three matching tokens win over two, and a copy that meets its own end goes on."""
+    """The latest place wins, three tokens win over two, and a copy that meets its own end goes on."""
     assert indexed(text).continuation(count) == searched(text, count)
 
 

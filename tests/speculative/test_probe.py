@@ -144,7 +144,7 @@ def test_blocks_within_a_tile_are_exact_and_larger_ones_are_not(
 
 
 def test_one_exact_size_vouches_for_no_other() -> None:
-    """Kernels that differ at five rows alone leave out that size and those above, whose rounds may have five."""
+    """Kernels that differ at five rows rule out that size and all above, whose rounds may be shorter."""
     target = Target(tiny.llama_model())
     honest = target.logits
     target.logits = lambda hidden: honest(hidden) * (1 + 1e-3 * (hidden.shape[1] == 5))  # pyright: ignore[reportAttributeAccessIssue]

@@ -97,7 +97,7 @@ def test_times_are_positive_and_add_up() -> None:
 @pytest.mark.parametrize("kept", [0, 1, 3])
 @pytest.mark.parametrize("family", ["llama", "qwen3_5", "gemma4"])
 def test_copied_tokens_are_verified_instead_of_drafts(family: str, kept: int) -> None:
-    """The drafter is not asked, right ones are kept, and its history grows by what was emitted all the same."""
+    """The drafter is not asked, right ones are kept, and its history grows by what was emitted."""
     target = tiny.target(family)
     wanted = plain(target, PROMPT, 6)
     burst, _ = start(target, PROMPT, ScriptedDrafter(_failing))
