@@ -18,4 +18,4 @@ def ends_chain(likely: mx.array, threshold: float) -> bool:
 
     An unconfident draft is still verified: it has been paid for.
     """
-    return threshold > 0 and float(likely.item()) < threshold
+    return threshold > 0 and bool((likely < threshold).item())
