@@ -168,6 +168,10 @@ def test_speculation_shows_in_the_timings() -> None:
         draft_ms=1.23456,
         draft_verify_ms=5.0,
         draft_overhead_ms=0.5,
+        copy_n=4,
+        copy_n_accepted=3,
+        copy_rounds=2,
+        copy_ms=7.0,
     )
     shown = timings_object(Timings(prompt_n=2, prompt_ms=4.0, predicted_n=2, predicted_ms=8.0, draft=draft))
     plain = json.loads(TIMINGS)
@@ -181,6 +185,10 @@ def test_speculation_shows_in_the_timings() -> None:
         "draft_ms": 1.235,
         "draft_verify_ms": 5.0,
         "draft_overhead_ms": 0.5,
+        "copy_n": 4,
+        "copy_n_accepted": 3,
+        "copy_rounds": 2,
+        "copy_ms": 7.0,
     }
 
 

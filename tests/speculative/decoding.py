@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 from msgspec import Struct
+from msgspec.structs import replace
 
 from speculative.drafter import Drafter
 from speculative.round import Burst, Limit, Pick, Round, run_round
@@ -89,6 +90,21 @@ def generate(
 
 def plain(target: Target, prompt: Sequence[int], length: int, **options: Any) -> Generated:
     return generate(target, prompt, length, **options)
+
+
+def copied_in_turns(
+    target: Target, prompt: Sequence[int], text: Sequence[int], drafter: Drafter
+) -> list[Round]:
+    """Rounds of up to three drafts along `text`, every second one of copies, of which 2, 0, 1, 3 are right."""
+    burst, _ = start(target, prompt, drafter)
+    done, rounds = 1, []
+    for kept in (2, None, 0, None, 1, None, 3, None):
+        ahead = text[done : done + 3]
+        copied = () if kept is None else (*ahead[:kept], *((t + 1) % tiny.VOCAB for t in ahead[kept:]))
+        rounds.append(run_round(replace(burst, copied=tuple(copied)), 3, greedy))
+        done += len(rounds[-1].emitted)
+        burst = replace(burst, bonus=rounds[-1].bonus, position=done)
+    return rounds
 
 
 PROMPTS = {"before the window": tiny.prompt(9), "past the window": tiny.prompt(2 * tiny.WINDOW + 3)}

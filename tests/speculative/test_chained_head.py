@@ -5,6 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx import nn
+from msgspec.structs import replace
 
 from speculative.chained_head import ChainedHeadDrafter
 from speculative.generic_drafter import generic_drafter, load_generic_drafter
@@ -67,6 +68,26 @@ def test_history_is_exact_after_rounds_and_plain_steps() -> None:
     assert burst.state.last is not None
     assert reference.last is not None
     assert mx.allclose(burst.state.last, reference.last, atol=1e-4).item()
+
+
+def test_history_is_exact_after_copied_rounds() -> None:
+    """Rounds in which the head was not asked leave no hole, nor do rows it chained before them."""
+    drafter, target = bound(), tiny.target("llama")
+    burst, _ = start(target, PROMPT, drafter)
+    wanted = plain(target, PROMPT, 24).tokens
+    tokens = [burst.bonus]
+    for kept in (3, None, 0, 1, None, 2):
+        ahead = wanted[len(tokens) : len(tokens) + 3]
+        copied = () if kept is None else (*ahead[:kept], *((t + 1) % tiny.VOCAB for t in ahead[kept:]))
+        done = run_round(replace(burst, copied=copied), 3, greedy)
+        tokens += done.emitted
+        burst = replace(burst, bonus=done.bonus, position=len(tokens))
+    assert tokens == wanted[: len(tokens)]
+    reference = teacher_forced(drafter, PROMPT + tokens)
+    assert drafter.draft(burst.state, 3, []).tolist() == drafter.draft(reference, 3, []).tolist()
+    burst.state.drop_chained()
+    reference.drop_chained()
+    assert tiny.largest_difference(burst.state.caches, reference.caches) < 1e-4
 
 
 def test_priming_in_chunks_equals_priming_at_once() -> None:

@@ -10,7 +10,7 @@ from speculative.glm_drafter import glm_drafter
 from speculative.probe import ProbeSettings, run_probe
 from speculative.selection import DEFAULT, Selection, selected
 from tests.speculative import tiny
-from tests.speculative.decoding import PROMPTS, Generated, generate, plain
+from tests.speculative.decoding import PROMPTS, Generated, copied_in_turns, generate, plain
 from tests.speculative.drafters import perfect, random_drafter, scripted
 from tests.speculative.family_heads import assistant, glm_head
 
@@ -70,3 +70,15 @@ def test_rounds_equal_plain_decode(family: str, name: str, block_size: int, prom
     assert difference == 0.0 if exact else difference < 1e-5
     if exact:
         assert tiny.same_bytes(got.logits, plainly.logits)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_copied_rounds_leave_the_families_drafters_in_order(family: str, prompt: str) -> None:
+    """They draft from where the text is, with or without caches of their own."""
+    target, text = tiny.target(family), plain(tiny.target(family), PROMPTS[prompt], 36).tokens
+    rounds = copied_in_turns(target, PROMPTS[prompt], text, real_drafter(family))
+    emitted = [text[0], *(token for done in rounds for token in done.emitted)]
+    assert emitted == text[: len(emitted)]
+    assert [done.drafter_error for done in rounds] == [None] * len(rounds)
+    assert [done.drafted for done in rounds] == [3] * len(rounds)

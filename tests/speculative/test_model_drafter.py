@@ -5,7 +5,7 @@ import pytest
 
 from speculative.model_drafter import ModelDrafter
 from tests.speculative import tiny
-from tests.speculative.decoding import generate, plain
+from tests.speculative.decoding import copied_in_turns, generate, plain
 
 PROMPT = tiny.prompt(2 * tiny.WINDOW + 1)
 
@@ -19,6 +19,22 @@ def test_a_model_drafting_for_itself_is_always_right(family: str) -> None:
     result = generate(target, PROMPT, 25, drafter, depth=3)
     assert result.tokens == plain(target, PROMPT, 25).tokens
     assert {r.accepted for r in result.rounds} == {3}
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-sliding", "qwen3_5"])
+def test_a_model_drafting_for_itself_is_right_between_copies(family: str) -> None:
+    """Rounds in which it is not asked, and drafts that were refused meanwhile, leave its history whole."""
+    target = tiny.target(family)
+    drafter = ModelDrafter(tiny.MAKERS[family]())
+    drafter.bind(target)
+    text = plain(target, PROMPT, 30).tokens
+    rounds = copied_in_turns(target, PROMPT, text, drafter)
+    emitted = [text[0], *(token for done in rounds for token in done.emitted)]
+    assert emitted == text[: len(emitted)]
+    assert [(done.is_copy, done.accepted) for done in rounds[:4]] == [
+        (True, 2), (False, 3), (True, 0), (False, 3)
+    ]  # fmt: skip
+    assert all(done.accepted == 3 for done in rounds if not done.is_copy)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5])
