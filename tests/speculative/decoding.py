@@ -95,7 +95,7 @@ def plain(target: Target, prompt: Sequence[int], length: int, **options: Any) ->
 def copied_in_turns(
     target: Target, prompt: Sequence[int], text: Sequence[int], drafter: Drafter
 ) -> list[Round]:
-    """Rounds of up to three drafts along `text`, every second one of copies, of which 2, 0, 1, 3 are right."""
+    """Rounds of up to three drafts along `text`, every second one of copies: 2, 0, 1, 3 of them right."""
     burst, _ = start(target, prompt, drafter)
     done, rounds = 1, []
     for kept in (2, None, 0, None, 1, None, 3, None):

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.utils import load_model
+from msgspec.structs import replace
 
 from speculative.detect import DraftOptions, load_drafter
 from speculative.inkling_drafter import InklingDrafter
@@ -148,13 +149,15 @@ def test_proposals_are_those_of_whole_sequences(length: int) -> None:
 
 
 def test_histories_stay_exact_through_rounds() -> None:
-    """After rounds of any depth and plain steps the next proposals are those of the whole text."""
+    """After rounds of any depth, copies and plain steps the next proposals are those of the whole text."""
     target, drafter = tiny.target("inkling"), bound()
     text = list(PROMPT)
     burst, _ = start(target, PROMPT, drafter)
     text.append(burst.bonus)
-    for depth in (3, 1, 0, 2, 3, 0, 0, 3):
-        done = run_round(burst, depth, greedy)
+    for depth in (3, 1, 0, 2, -2, 3, 0, 0, -3, -2, 3):
+        # Negative: so many tokens are copied, right or wrong.
+        copied = tuple(text[-2 + depth : -2]) if depth < 0 else ()
+        done = run_round(replace(burst, copied=copied), abs(depth), greedy)
         text += done.emitted
         burst = Burst(
             target=target, caches=burst.caches, bonus=done.bonus, position=len(text), drafter=drafter,
