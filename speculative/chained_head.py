@@ -126,7 +126,7 @@ class ChainedHeadDrafter:
         while len(chain) < depth:
             # Computed while the next step is being built.
             mx.async_eval(chain[-1].ids)
-            if ends_chain(chain[-1].confidence, self.confidence_stop):
+            if ends_chain(chain[-1].logits, self.confidence_stop):
                 break
             hidden = self._step(chain[-1].ids, hidden, state.caches)
             chain.append(self._best(hidden))

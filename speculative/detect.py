@@ -27,7 +27,7 @@ from speculative.target import Target
 class DraftOptions(Struct, frozen=True, kw_only=True):
     """What the operator says about a drafter: its kind, and bits to quantise it to (0: as stored).
 
-    `confidence_stop` as in `ChainedHeadDrafter`; drafters of other makes draft to the full depth.
+    `confidence_stop` as in `ChainedHeadDrafter`; drafters of other makes know none.
     """
 
     kind: Literal["auto", "mtp", "model"] = "auto"
@@ -73,4 +73,9 @@ def load_drafter(folder: Path, target: Target, options: DraftOptions) -> Drafter
     drafter.bind(target)
     if isinstance(drafter, ChainedHeadDrafter):
         drafter.confidence_stop = options.confidence_stop
+    elif options.confidence_stop:
+        raise ValueError(
+            f"confidence_stop is {options.confidence_stop}; "
+            "a drafter of this make always drafts to the full depth, legal is 0"
+        )
     return drafter

@@ -13,9 +13,9 @@ def confidence(logits: mx.array) -> mx.array:
     return mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
 
 
-def ends_chain(likely: mx.array, threshold: float) -> bool:
-    """Whether the draft with confidence `likely` is the last one; waits for it unless `threshold` is 0 (off).
+def ends_chain(logits: mx.array, threshold: float) -> bool:
+    """Whether the draft picked from `logits` [1, 1, V] is the last one; waits unless `threshold` is 0 (off).
 
     An unconfident draft is still verified: it has been paid for.
     """
-    return threshold > 0 and bool((likely < threshold).item())
+    return threshold > 0 and bool((confidence(logits) < threshold).item())

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx import nn
 
-from speculative.draft_stop import confidence
-
 
 def _apply(head: Any, hidden: mx.array) -> mx.array:
     return head.as_linear(hidden) if hasattr(head, "as_linear") else head(hidden)
@@ -30,10 +28,10 @@ def _gathered(head: Any, ids: mx.array) -> nn.Module:
 
 
 class Best(NamedTuple):
-    """The likeliest tokens int32 [...], and how likely each is, float32 [...], computed when used."""
+    """The likeliest tokens int32 [...], and the logits [..., V] of all that competed."""
 
     ids: mx.array
-    confidence: mx.array
+    logits: mx.array
 
 
 def best(head: nn.Module, draft_vocab: mx.array | None) -> Callable[[mx.array], Best]:
@@ -48,6 +46,6 @@ def best(head: nn.Module, draft_vocab: mx.array | None) -> Callable[[mx.array], 
     def likeliest(hidden: mx.array) -> Best:
         logits = _apply(rows, hidden)
         places = mx.argmax(logits, axis=-1)
-        return Best(places.astype(mx.int32) if names is None else names[places], confidence(logits))
+        return Best(places.astype(mx.int32) if names is None else names[places], logits)
 
     return likeliest

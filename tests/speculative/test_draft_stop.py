@@ -1,21 +1,31 @@
 """Chains of drafts end where the head is in doubt, and never change the text."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.utils import load_model
 
 from speculative.chained_head import ChainedHeadDrafter
+from speculative.detect import DraftOptions, load_drafter
 from speculative.draft_stop import confidence, ends_chain
 from speculative.generic_drafter import generic_drafter
 from speculative.head_state import HeadState
 from speculative.output_rows import Best
+from speculative.target import Target
 from tests.speculative import tiny
 from tests.speculative.decoding import PROMPTS, generate, plain
 from tests.speculative.test_chained_head import PROMPT, bound, head_files, teacher_forced
 
 DEPTH = 5
+
+
+def logits_of(likely: float) -> mx.array:
+    """Logits [1, 1, V] whose largest has the probability `likely`, which must be that of no tie."""
+    others = 100
+    return mx.array([[[math.log(likely), *[math.log((1 - likely) / others)] * others]]])
 
 
 def unsure_from(likely: list[float]) -> tuple[ChainedHeadDrafter, HeadState]:
@@ -24,7 +34,7 @@ def unsure_from(likely: list[float]) -> tuple[ChainedHeadDrafter, HeadState]:
     state = teacher_forced(drafter, PROMPT)
     honest, steps = drafter._best, iter(likely)
     assert honest is not None
-    drafter._best = lambda hidden: Best(honest(hidden).ids, mx.array([[next(steps)]]))
+    drafter._best = lambda hidden: Best(honest(hidden).ids, logits_of(next(steps)))
     return drafter, state
 
 
@@ -48,21 +58,17 @@ def test_a_chain_ends_with_its_first_doubtful_draft(likely: list[float], length:
 
 def test_without_a_threshold_nobody_asks_how_likely_a_draft_is() -> None:
     """A chain runs to its full depth, and confidence is not even computed."""
-
-    class Untouchable:
-        def item(self) -> float:
-            raise AssertionError("asked")
-
-    untouchable: Any = Untouchable()
+    untouchable: Any = None
     assert not ends_chain(untouchable, 0.0)
-    drafter, state = unsure_from([0.0] * DEPTH)
+    drafter, state = unsure_from([0.02] * DEPTH)
     assert drafter.draft(state, DEPTH, []).shape == (DEPTH,)
 
 
 def test_a_draft_as_likely_as_the_threshold_is_no_doubt() -> None:
     """Only what lies below ends the chain."""
-    assert not ends_chain(mx.array([[0.5]]), 0.5)
-    assert ends_chain(mx.array([[0.499]]), 0.5)
+    even = mx.zeros((1, 1, 2))
+    assert not ends_chain(even, 0.5)
+    assert ends_chain(even, 0.501)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
@@ -81,7 +87,7 @@ def test_confidence_is_among_the_tokens_that_compete() -> None:
     assert drafter._best is not None
     row = tiny.target("llama").logits(state.last)[0, 0]
     wanted = mx.softmax(mx.array([row[i] for i in (90, 3, 41)])).max().item()
-    assert drafter._best(state.last).confidence.item() == pytest.approx(wanted, rel=1e-5)
+    assert confidence(drafter._best(state.last).logits).item() == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -97,3 +103,10 @@ def test_rounds_of_stopped_chains_give_the_text_of_plain_decode(family: str, pro
     assert {done.depth for done in result.rounds} == {4}
     assert all(1 <= done.drafted <= 4 for done in result.rounds)
     assert min(done.drafted for done in result.rounds) < 4
+
+
+def test_a_stop_for_a_drafter_that_knows_none_is_refused(tiny_checkpoint: Path) -> None:
+    """Ignoring it would leave the operator to believe that chains end early."""
+    target = Target(load_model(tiny_checkpoint)[0])
+    with pytest.raises(ValueError, match=r"confidence_stop is 0\.3; .* legal is 0"):
+        load_drafter(tiny_checkpoint, target, DraftOptions(kind="model", confidence_stop=0.3))
