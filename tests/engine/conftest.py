@@ -107,6 +107,27 @@ def run(engine: Engine, *requests: GenerateRequest) -> dict[str, list[Event]]:
     return events
 
 
+def run_joined(
+    engine: Engine,
+    first: GenerateRequest,
+    second: GenerateRequest,
+    tick: int,
+    joining: Callable[[], None] = lambda: None,
+) -> dict[str, list[Event]]:
+    """Events by request id when `second` comes after `tick` steps, `joining` being called just before."""
+    events: dict[str, list[Event]] = {first.request_id: [], second.request_id: []}
+    engine.submit(first)
+    for step in range(200):
+        if step == tick:
+            joining()
+            engine.submit(second)
+        for event in engine.step():
+            events[event.request_id].append(event)
+        if not engine.active:
+            break
+    return events
+
+
 def text_of(events: list[Event]) -> str:
     """All text of a request."""
     return "".join(event.text for event in events if isinstance(event, TokensEmitted))

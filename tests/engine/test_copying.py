@@ -11,11 +11,10 @@ from engine import solo_lane
 from engine.copying import Copying
 from engine.engine import Engine
 from engine.loading import LoadedModel
-from messages.events import Event
 from messages.policy import FellBack
 from speculative.round import Round
 from speculative.target import Target
-from tests.engine.conftest import LETTERS, Build, finish_of, request, run
+from tests.engine.conftest import LETTERS, Build, finish_of, request, run, run_joined
 from tests.engine.drafters import CheckedHistory, RecordingHead, ScriptedDrafter, following
 from tests.engine.test_speculation import LONG, MEASURE, OPEN, all_right, all_wrong, outcome, varying, whole
 
@@ -168,20 +167,11 @@ def test_a_request_that_meets_others_goes_on_copying(
     second = request("b", prompt="another one", max_tokens=8)
     plain = run(engine, first)["a"], run(engine, second)["b"]
     fast = speculating(following([whole(first, plain[0]), whole(second, plain[1])], varying), copies=True)
-    seen: dict[str, list[Event]] = {"a": [], "b": []}
-    fast.submit(first)
-    before = 0
-    for tick in range(200):
-        if tick == 8:
-            fast.submit(second)
-            before = sum(done.is_copy for done in rounds)
-        for event in fast.step():
-            seen[event.request_id].append(event)
-        if not fast.active:
-            break
+    before: list[int] = []
+    seen = run_joined(fast, first, second, 8, lambda: before.append(sum(done.is_copy for done in rounds)))
     assert outcome(seen["a"]) == outcome(plain[0])
     assert outcome(seen["b"]) == outcome(plain[1])
-    assert sum(done.is_copy for done in rounds) > before + 1 > 1
+    assert sum(done.is_copy for done in rounds) > before[0] + 1 > 1
     assert fast._speculator.counts.fallbacks == ()
 
 

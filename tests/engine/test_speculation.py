@@ -12,7 +12,7 @@ from messages.events import Cancelled, Event, Finished, TokensEmitted
 from messages.policy import BailOut, FellBack, Gate
 from messages.requests import GenerateRequest
 from speculative.target import Target
-from tests.engine.conftest import Build, finish_of, forwards_of, request, run, text_of
+from tests.engine.conftest import Build, finish_of, forwards_of, request, run, run_joined, text_of
 from tests.engine.drafters import RecordingHead, ScriptedDrafter, following
 
 LONG = "a prompt of more than three whole chunks of sixteen characters"
@@ -212,20 +212,11 @@ def test_a_request_that_meets_others_keeps_its_text_and_its_history(
     plain = run(engine, first)["a"], run(engine, second)["b"]
     drafter = following([whole(first, plain[0]), whole(second, plain[1])], varying)
     fast = speculating(drafter)
-    seen: dict[str, list[Event]] = {"a": [], "b": []}
-    fast.submit(first)
-    rounds_before = 0
-    for tick in range(200):
-        if tick == 6:
-            fast.submit(second)
-            rounds_before = fast._sequences["a"].draft.draft_rounds  # pyright: ignore[reportOptionalMemberAccess]
-        for event in fast.step():
-            seen[event.request_id].append(event)
-        if not fast.active:
-            break
+    before: list[int] = []
+    seen = run_joined(fast, first, second, 6, lambda: before.append(fast._sequences["a"].draft.draft_rounds))
     assert outcome(seen["a"]) == outcome(plain[0])
     assert outcome(seen["b"]) == outcome(plain[1])
-    assert finish_of(seen["a"]).timings.draft.draft_rounds > rounds_before > 0
+    assert finish_of(seen["a"]).timings.draft.draft_rounds > before[0] > 0
     assert finish_of(seen["b"]).timings.draft is None
     assert fast._speculator.counts.fallbacks == ()
 
