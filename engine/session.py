@@ -12,9 +12,9 @@ from msgspec import Struct
 from engine.audit import LiveAudit
 from engine.blas import Blas
 from engine.config import EngineConfig
+from engine.cpu.install import suit_cpu
 from engine.device import DeviceFacts
 from engine.drafting import Probed, ProbeRun, Speculation, attach_drafter
-from engine.eager_layers import install_eager_layers
 from engine.engine import Engine
 from engine.identity import Identity
 from engine.loading import load
@@ -69,7 +69,7 @@ class Session:
         """Blocks until the engine can serve. Raises ModelLoadError."""
         self._config = config
         loaded = load(config, blas, progress)
-        install_eager_layers(loaded.model)
+        suit_cpu(loaded.model)
         self._card, self._device = loaded.card, loaded.facts.device
         self._speculation = attach_drafter(loaded, config, progress)
         self._probed: Probed | None = None

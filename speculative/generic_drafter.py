@@ -5,12 +5,13 @@ from pathlib import Path
 import mlx.core as mx
 
 from speculative.chained_head import ChainedHeadDrafter, HeadTraits
+from speculative.compiled_head import CompiledHead
 from speculative.generic_head import HeadFiles, load_generic_head
 from speculative.head_weights import quantise_head
 
 
 def generic_drafter(files: HeadFiles) -> ChainedHeadDrafter:
-    """A drafter over a generic head that is already in memory."""
+    """A drafter over a generic head that is in memory and does not change any more."""
     config = files.config
     traits = HeadTraits(
         name="the generic MTP head",
@@ -19,7 +20,7 @@ def generic_drafter(files: HeadFiles) -> ChainedHeadDrafter:
         block_size=config.block_size,
         tap_layers=config.tap_layers,
     )
-    return ChainedHeadDrafter(files.head, traits, files.draft_vocab)
+    return ChainedHeadDrafter(CompiledHead(files.head), traits, files.draft_vocab)
 
 
 def load_generic_drafter(folder: Path, dtype: mx.Dtype, bits: int | None = None) -> ChainedHeadDrafter:

@@ -122,6 +122,10 @@ class GenericHead(nn.Module):
         each = features.reshape(*features.shape[:-1], -1, self.norm.weight.size)
         return self.tap_fc(mx.fast.rms_norm(each, None, self.norm.eps).reshape(features.shape))
 
+    def joined(self, embeddings: mx.array, hiddens: mx.array) -> mx.array:
+        """The input [B, L, H] of the first layer."""
+        return self.fc(mx.concatenate([self.norm_embedding(embeddings), self.norm_hidden(hiddens)], axis=-1))
+
     def __call__(
         self, embeddings: mx.array, hiddens: mx.array, cache: list[KVCache] | None = None
     ) -> mx.array:
@@ -131,8 +135,7 @@ class GenericHead(nn.Module):
         is i. Returns [B, L, H]: the input of the target's output head for the token at i + 2 and, when
         drafting deeper, the next hidden.
         """
-        x = mx.concatenate([self.norm_embedding(embeddings), self.norm_hidden(hiddens)], axis=-1)
-        x = self.fc(x)
+        x = self.joined(embeddings, hiddens)
         caches: list[KVCache | None] = [*cache] if cache else [None] * len(self.layers)
         mask: Any = create_attention_mask(x, caches[0])
         for layer, layer_cache in zip(self.layers, caches, strict=True):

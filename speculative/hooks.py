@@ -134,6 +134,16 @@ def _hook_functions(namespace: ModuleType) -> None:
             setattr(namespace, name, hook(original))
 
 
+def replace_function(namespace: ModuleType, original: Kernel, replacement: Kernel) -> None:
+    """Lets `namespace` call `replacement` where it calls `original`, under a hook if there is one."""
+    name = getattr(original, "__name__", "")
+    present = getattr(namespace, name, None)
+    if present is original:
+        setattr(namespace, name, replacement)
+    elif getattr(present, "__wrapped__", None) is original:
+        setattr(namespace, name, _HOOKS[name](replacement))
+
+
 def install_hooks(model: nn.Module) -> None:
     """Hooks the functions and convolutions that `model` uses; doing it twice changes nothing.
 

@@ -8,7 +8,7 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from engine.eager_layers import EagerLayer, install_eager_layers
+from engine.cpu.eager_layers import EagerLayer, install_eager_layers
 from speculative.selection import Selection, selected
 from speculative.taps import TappedLayer
 from speculative.target import Target, text_model
