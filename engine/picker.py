@@ -5,22 +5,23 @@ The same for one row as for several, so plain steps and verify rows cannot diffe
 
 import mlx.core as mx
 
-from engine.sampling import logits_processors, make_draw
+from engine.sampling import draw_noise, logits_processors, make_draw
 from engine.sequence import Sequence
 
 
 class Picker:
     """A `speculative.round.Pick` for one sequence.
 
-    `logprobs` [K, V] are those of its latest call, and cost nothing until they are used.
+    `logprobs` [K, V] are those of its latest call, and cost nothing until they are used. `noise` is what it
+    draws with, None when it picks greedily.
     """
 
     def __init__(self, sequence: Sequence, context_length: int) -> None:
         """`context_length` bounds how far back penalties look, in tokens."""
         request = sequence.request
         self._sequence = sequence
-        self._is_greedy = request.sampling.temperature == 0
-        self._draw = make_draw(request.sampling)
+        self.noise = draw_noise(request.sampling)
+        self._draw = make_draw(request.sampling, self.noise)
         self._processors = logits_processors(request.sampling, len(request.prompt), context_length)
         self.logprobs: mx.array = mx.zeros((0, 0))
 
@@ -29,8 +30,8 @@ class Picker:
         if self._processors:
             logits = self._processed(logits, block, position)
         self.logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        # Normalising a row of the vocabulary takes as long as a layer, and does not change which is largest.
-        return self._draw(logits if self._is_greedy else self.logprobs, position)
+        # Normalising a row of the vocabulary takes as long as a layer, and changes no draw.
+        return self._draw(logits, position)
 
     def launch(self, token: mx.array) -> None:
         """Start computing a token picked here, with its log-probabilities if they were asked for."""

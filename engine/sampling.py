@@ -1,6 +1,6 @@
-"""Logits to one token: penalties, filters, and draws whose keys depend on seed and position only.
+"""Logits to one token: penalties, filters, and draws whose noise depends on seed and position only.
 
-Because a key never depends on call order, a seeded request draws the same tokens alone, in a batch, or
+Because the noise never depends on call order, a seeded request draws the same tokens alone, in a batch, or
 from the rows of a verify forward.
 """
 
@@ -12,6 +12,8 @@ from mlx_lm.sample_utils import LogitsProcessor
 
 from messages.requests import SamplingParams
 
+# As many rows as the longest blocks in common use; a longer one makes some of its noise twice.
+_KEPT_POSITIONS = 8
 _MASK64 = (1 << 64) - 1
 
 Draw = Callable[[mx.array, int], mx.array]
@@ -30,35 +32,66 @@ def position_key(seed: int, position: int) -> mx.array:
     return mx.array([x >> 32, x & 0xFFFFFFFF], dtype=mx.uint32)
 
 
-def filtered_logprobs(logprobs: mx.array, params: SamplingParams) -> mx.array:
+class GumbelNoise:
+    """The noise of one seeded request, each position's made once: for its draft, its draw and the next round.
+
+    A text only grows, so the lowest positions are forgotten first.
+    """
+
+    def __init__(self, seed: int, temperature: float, kept: int = _KEPT_POSITIONS) -> None:
+        """`kept` is how many positions to remember, 1 or more."""
+        self.temperature = temperature
+        self._seed = seed
+        self._kept = kept
+        self._rows: dict[int, mx.array] = {}
+
+    def row(self, position: int, width: int) -> mx.array:
+        """Standard Gumbel noise [width] float32 of a position, unevaluated when new; see `DrawNoise.row`."""
+        row = self._rows.get(position)
+        if row is None:
+            row = mx.random.gumbel((width,), key=position_key(self._seed, position))
+            self._rows[position] = row
+            if len(self._rows) > self._kept:
+                del self._rows[min(self._rows)]
+        return row
+
+
+def draw_noise(params: SamplingParams, kept: int = _KEPT_POSITIONS) -> GumbelNoise | None:
+    """The noise that `params` draw with, None at temperature 0."""
+    return GumbelNoise(params.seed, params.temperature, kept) if params.temperature > 0 else None
+
+
+def filtered_logits(logits: mx.array, params: SamplingParams) -> mx.array:
     """The distribution a sampled token comes from: temperature first, then min-p, top-k and top-p.
 
-    `logprobs` has shape [..., vocabulary]; the result has the same shape, unnormalised, with -inf for what
-    was filtered out. The order is the one vLLM uses.
+    `logits` has shape [..., vocabulary] and need not be normalised; the result is float32 of that shape, no
+    more normalised than they are, with -inf for what was filtered out. The order is the one vLLM uses.
     """
-    scaled = logprobs * (1.0 / params.temperature)
-    scaled = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
+    scaled = logits.astype(mx.float32) * (1.0 / params.temperature)
     if params.min_p > 0:
         scaled = sample_utils.apply_min_p(scaled, params.min_p)
     if 0 < params.top_k < scaled.shape[-1]:
         scaled = sample_utils.apply_top_k(scaled, params.top_k)
     if params.top_p < 1:
+        # mlx-lm divides by the total itself, but takes exponentials as they come.
+        scaled = scaled - scaled.max(axis=-1, keepdims=True)
         scaled = sample_utils.apply_top_p(scaled, params.top_p)
     return scaled
 
 
-def make_draw(params: SamplingParams) -> Draw:
-    """A function (logprobs [rows, vocabulary], position of the first row) -> token ids [rows].
+def make_draw(params: SamplingParams, noise: GumbelNoise | None) -> Draw:
+    """A function (logits [rows, vocabulary], position of the first row) -> token ids [rows].
 
-    Row i is drawn with the key of position + i; at temperature 0 it is the argmax (lowest id on ties).
+    Row i is the argmax of its filtered logits and the noise of position + i, a sample of their softmax (the
+    Gumbel-max trick); without noise it is the argmax (lowest id on ties). Log-probabilities do as well.
     """
-    if params.temperature == 0:
-        return lambda logprobs, position: sample_utils.greedy_sampler(logprobs)
+    if noise is None:
+        return lambda logits, position: sample_utils.greedy_sampler(logits)
 
-    def draw(logprobs: mx.array, position: int) -> mx.array:
-        filtered = filtered_logprobs(logprobs, params)
+    def draw(logits: mx.array, position: int) -> mx.array:
+        filtered = filtered_logits(logits, params)
         rows = [
-            mx.random.categorical(filtered[i : i + 1], key=position_key(params.seed, position + i))
+            mx.argmax(filtered[i : i + 1] + noise.row(position + i, filtered.shape[-1]), axis=-1)
             for i in range(filtered.shape[0])
         ]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows)
@@ -85,7 +118,7 @@ def row_sampler(params: SamplingParams, position: int) -> Callable[[mx.array], m
     """The sampler of one row of a batch; greedy rows share one function, which mlx-lm evaluates batched."""
     if params.temperature == 0:
         return sample_utils.greedy_sampler
-    return RowSampler(make_draw(params), position)
+    return RowSampler(make_draw(params, draw_noise(params, kept=1)), position)
 
 
 def logits_processors(

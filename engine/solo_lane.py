@@ -163,6 +163,7 @@ class SoloLane:
             drafter=history.drafter,
             state=history.state,
             copied=copying.propose(sequence.token_ids, depth) if copying else (),
+            noise=picker.noise,
         )
         events: list[TokensEmitted | None] = []
 

@@ -1,4 +1,4 @@
-"""The drafter around any MTP head with KV of its own: pairs in, chained greedy proposals out.
+"""The drafter around any MTP head with KV of its own: pairs in, chained proposals out.
 
 Owns priming, extending and chaining. What the head computes comes in as a network; target and request
 are known only through their protocols.
@@ -11,9 +11,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 from msgspec import Struct
 
+from speculative.draft_noise import DraftNoise
 from speculative.draft_stop import ends_chain
 from speculative.head_state import HeadState, prompt_pairs
-from speculative.output_rows import Best, best
+from speculative.output_rows import Propose, best
 from speculative.target import Target
 
 # The head's work on a long prompt is split so that its scores stay small.
@@ -58,7 +59,7 @@ class ChainedHeadDrafter:
         self._network = network
         self._draft_vocab = draft_vocab
         self._embed: Callable[[mx.array], mx.array] | None = None
-        self._best: Callable[[mx.array], Best] | None = None
+        self._best: Propose | None = None
 
     @property
     def block_size(self) -> int:
@@ -117,17 +118,19 @@ class ChainedHeadDrafter:
             raise ValueError(f"{self.traits.name} is not bound to a target")
         return self._network(self._embed(ids), hiddens, caches)
 
-    def draft(self, state: HeadState, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: HeadState, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """Proposes int32 ids, each from the previous row: `depth`, or those up to the first doubtful one."""
         if state.last is None or state.waiting is not None or self._best is None:
             raise ValueError(f"{self.traits.name} has no generated token to draft from")
         state.drop_chained()
-        hidden, chain = state.last, [self._best(state.last)]
+        hidden, chain = state.last, [self._best(state.last, noise, 0)]
         while len(chain) < depth:
             # Computed while the next step is being built.
             mx.async_eval(chain[-1].ids)
             if ends_chain(chain[-1].logits, self.confidence_stop):
                 break
             hidden = self._step(chain[-1].ids, hidden, state.caches)
-            chain.append(self._best(hidden))
+            chain.append(self._best(hidden, noise, len(chain)))
         return mx.concatenate([draft.ids for draft in chain], axis=1)[0]

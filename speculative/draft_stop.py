@@ -16,6 +16,7 @@ def confidence(logits: mx.array) -> mx.array:
 def ends_chain(logits: mx.array, threshold: float) -> bool:
     """Whether the draft picked from `logits` [1, 1, V] is the last one; waits unless `threshold` is 0 (off).
 
-    An unconfident draft is still verified: it has been paid for.
+    The likeliest token decides, whichever was picked: noise says nothing about how sure a head is. An
+    unconfident draft is still verified: it has been paid for.
     """
     return threshold > 0 and bool((confidence(logits) < threshold).item())

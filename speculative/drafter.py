@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from messages.events import DraftKind
+from speculative.draft_noise import DraftNoise
 from speculative.target import Target
 
 
@@ -68,9 +69,13 @@ class Drafter(Protocol):
         """Appends pairs the target has computed: token i follows feature i; undoes what drafting assumed."""
         ...
 
-    def draft(self, state: Any, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: Any, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """Proposes int32 ids, at least 1 and at most `depth`, to follow the last token of the history.
 
-        Raises ValueError when the history does not end in a token of this text.
+        `noise` comes with rounds of sampled requests: drafts chosen with it are kept more often. A drafter
+        whose proposals are not picked from logits may ignore it. Raises ValueError when the history does not
+        end in a token of this text.
         """
         ...

@@ -14,6 +14,7 @@ from mlx import nn
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 from msgspec import Struct
 
+from speculative.draft_noise import DraftNoise, choose_draft
 from speculative.head_weights import load_module_weights, read_folder
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -125,15 +126,15 @@ class Assistant(nn.Module):
         """The next step's hidden [B, L, H] from a normed one [B, L, h]."""
         return self.post_projection(hidden)
 
-    def best_ids(self, hidden: mx.array) -> mx.array:
-        """Int32 [B, L] ids of the largest logits of normed hiddens [B, L, h], no soft-cap."""
+    def best_ids(self, hidden: mx.array, noise: DraftNoise | None = None, index: int = 0) -> mx.array:
+        """Int32 [B, L] ids to propose as draft `index` after normed hiddens [B, L, h], no soft-cap."""
         embedding = self.model.embed_tokens
         if "masked_embedding" not in self:
-            return mx.argmax(embedding.as_linear(hidden), axis=-1).astype(mx.int32)
+            return choose_draft(embedding.as_linear(hidden), noise, index).astype(mx.int32)
         ids = self.masked_embedding.candidates(hidden)
         scores = embedding(ids) @ hidden[..., None]
-        best = mx.argmax(scores.squeeze(-1), axis=-1, keepdims=True)
-        return mx.take_along_axis(ids, best, axis=-1).squeeze(-1)
+        best = choose_draft(scores.squeeze(-1), noise, index, ids)
+        return mx.take_along_axis(ids, best[..., None], axis=-1).squeeze(-1)
 
 
 def load_assistant(folder: Path) -> tuple[Assistant, AssistantConfig]:

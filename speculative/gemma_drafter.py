@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from speculative.draft_noise import DraftNoise
 from speculative.gemma_assistant import Assistant, AssistantConfig, load_assistant
 from speculative.head_weights import quantise_head
 from speculative.target import Target
@@ -109,7 +110,9 @@ class GemmaDrafter:
         state.length += len(tokens)
         state.token, state.feature = tokens[-1], features[:, -1:]
 
-    def draft(self, state: AssistantState, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: AssistantState, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """Proposes int32 [depth] ids, each from the assistant's own previous one, over the same KV."""
         target = self._target
         if target is None or state.feature is None or state.waiting is not None:
@@ -119,10 +122,10 @@ class GemmaDrafter:
         position = target_caches[0].offset - (self._config.query_position == "last")
         token, hidden = mx.array([[state.token]], dtype=mx.int32), state.feature
         ids: list[mx.array] = []
-        for _ in range(depth):
+        for index in range(depth):
             embedding = target.embed(token) * target.embed_scale
             out = self._assistant(embedding, hidden, shared, position)
-            token, hidden = self._assistant.best_ids(out), self._assistant.chained(out)
+            token, hidden = self._assistant.best_ids(out, noise, index), self._assistant.chained(out)
             ids.append(token)
         return mx.concatenate(ids, axis=1)[0]
 

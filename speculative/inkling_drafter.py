@@ -11,6 +11,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import msgspec
 
+from speculative.draft_noise import DraftNoise, choose_draft
 from speculative.head_state import prompt_pairs
 from speculative.hooks import block_forward
 from speculative.inkling_head import InklingHead, load_inkling_head
@@ -74,23 +75,25 @@ class InklingDrafter:
         if unread is not None and unread.shape[1] > CATCH_UP_ROWS:
             self._catch_up(state)
 
-    def draft(self, state: InklingState, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: InklingState, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """Proposes int32 ids, one per depth and at most `depth`; ValueError without a generated token."""
         rows = state.unread(0)
         if rows is None or state.waiting is not None:
             raise ValueError("Inkling's MTP has no generated token to draft from")
-        ids = [self._best(rows)]
+        ids = [self._best(rows, noise, 0)]
         for index in range(1, min(depth, state.num_depths)):
             rows = self._propose(state, index, rows, ids)
-            ids.append(self._best(rows))
+            ids.append(self._best(rows, noise, index))
         state.forget()
         return mx.concatenate(ids, axis=1)[0]
 
-    def _best(self, rows: mx.array) -> mx.array:
-        """The likeliest token int32 [1, 1] after the last of raw rows [1, L, H]."""
+    def _best(self, rows: mx.array, noise: DraftNoise | None, index: int) -> mx.array:
+        """The token int32 [1, 1] to propose as draft `index` after the last of raw rows [1, L, H]."""
         target = self._bound()
         logits = target.logits(target.inner.norm(rows[:, -1:]))
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
+        return choose_draft(logits, noise, index).astype(mx.int32)
 
     def _append(self, state: InklingState, ids: mx.array, features: mx.array) -> None:
         embeddings = self._bound().inner.embed(ids)

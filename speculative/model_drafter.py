@@ -10,8 +10,12 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from speculative.draft_noise import DraftNoise, choose_draft
 from speculative.rollback import clone_caches
 from speculative.target import Target
+
+# A model knows as much of the text as its target does, unlike a head; drafting for itself it is always right.
+_SHARPNESS = 1.0
 
 
 class ModelState:
@@ -28,7 +32,7 @@ class ModelState:
 
 
 class ModelDrafter:
-    """A `Drafter` that decodes greedily with a model of its own."""
+    """A `Drafter` that decodes with a model of its own."""
 
     kind: Literal["model"] = "model"
 
@@ -71,16 +75,18 @@ class ModelDrafter:
         state.pending = []
         return logits
 
-    def draft(self, state: ModelState, depth: int, target_caches: Sequence[Any]) -> mx.array:
-        """Proposes int32 [depth] ids by greedy decode; raises ValueError when no decided token is unread."""
+    def draft(
+        self, state: ModelState, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
+        """Proposes int32 [depth] ids by decoding; raises ValueError when no decided token is unread."""
         if not state.pending:
             raise ValueError("the draft model has no generated token to draft from")
-        ids = [mx.argmax(self._read(state)[:, -1:], axis=-1)]
+        ids = [choose_draft(self._read(state)[:, -1:], noise, 0, sharpness=_SHARPNESS)]
         # Only plain KV can take rows back; other caches are small enough to draft on a copy.
         scratch = [c if type(c) is KVCache else clone_caches([c])[0] for c in state.caches]
         while len(ids) < depth:
             logits = self._model.forward(ids[-1], scratch).logits
-            ids.append(mx.argmax(logits, axis=-1))
+            ids.append(choose_draft(logits, noise, len(ids), sharpness=_SHARPNESS))
         for cache in state.caches:
             if type(cache) is KVCache:
                 cache.trim(depth - 1)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx import nn
 
+from speculative.draft_noise import DraftNoise, choose_draft
+
 
 def _apply(head: Any, hidden: mx.array) -> mx.array:
     return head.as_linear(hidden) if hasattr(head, "as_linear") else head(hidden)
@@ -28,24 +30,28 @@ def _gathered(head: Any, ids: mx.array) -> nn.Module:
 
 
 class Best(NamedTuple):
-    """The likeliest tokens int32 [...], and the logits [..., V] of all that competed."""
+    """The tokens to propose, int32 [...], and the logits [..., V] of all that competed."""
 
     ids: mx.array
     logits: mx.array
 
 
-def best(head: nn.Module, draft_vocab: mx.array | None) -> Callable[[mx.array], Best]:
-    """A function from hiddens [..., H] to the tokens of their largest logits.
+# (hiddens [..., H], the round's noise or None, index of the draft)
+Propose = Callable[[mx.array, DraftNoise | None, int], Best]
+
+
+def best(head: nn.Module, draft_vocab: mx.array | None) -> Propose:
+    """A function from hiddens to the tokens of their largest logits, or to those drawn with the noise given.
 
     With `draft_vocab` (int32 [D] target ids) only those rows compete; they are gathered here, once. A
-    soft-cap is left out because it keeps the order.
+    soft-cap is left out: it keeps the order, and beside noise it would hardly change it.
     """
     rows: Any = head if draft_vocab is None else _gathered(head, draft_vocab)
     names = None if draft_vocab is None else draft_vocab.astype(mx.int32)
 
-    def likeliest(hidden: mx.array) -> Best:
+    def propose(hidden: mx.array, noise: DraftNoise | None = None, index: int = 0) -> Best:
         logits = _apply(rows, hidden)
-        places = mx.argmax(logits, axis=-1)
+        places = choose_draft(logits, noise, index, names)
         return Best(places.astype(mx.int32) if names is None else names[places], logits)
 
-    return likeliest
+    return propose

@@ -11,6 +11,7 @@ import mlx.core as mx
 from msgspec import Struct
 
 from speculative.accept import accept
+from speculative.draft_noise import DraftNoise, DrawNoise
 from speculative.drafter import Drafter
 from speculative.rollback import OpenBlock
 from speculative.target import Forward, Target
@@ -71,7 +72,8 @@ class Burst(Struct, frozen=True, kw_only=True):
     """One sequence between rounds: everything a round reads and advances.
 
     `caches` hold every token before `bonus`; `position` is the index of the token to be picked next.
-    `copied` tokens, if there are any, are verified in the next round instead of the drafter's.
+    `copied` tokens, if there are any, are verified in the next round instead of the drafter's. `noise` is
+    what a sampled request's tokens are picked with, None for a greedy one.
     """
 
     target: Target
@@ -81,6 +83,7 @@ class Burst(Struct, frozen=True, kw_only=True):
     drafter: Drafter | None = None
     state: Any = None
     copied: tuple[int, ...] = ()
+    noise: DrawNoise | None = None
 
 
 def _all(emitted: Sequence[int]) -> int:
@@ -161,7 +164,10 @@ def propose(burst: Burst, depth: int) -> mx.array:
     """The drafter's int32 ids, up to `depth`, unevaluated; DraftFailedError when it cannot draft."""
     drafter: Any = burst.drafter
     try:
-        return drafter.draft(burst.state, depth, burst.caches)
+        if burst.noise is None:
+            return drafter.draft(burst.state, depth, burst.caches)
+        noise = DraftNoise(burst.noise, burst.position, burst.target.num_logits)
+        return drafter.draft(burst.state, depth, burst.caches, noise)
     except Exception as error:  # whatever is wrong with a drafter, the target can still decode
         raise DraftFailedError(str(error)) from error
 

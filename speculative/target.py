@@ -54,6 +54,7 @@ class Target:
         self.attention = Attention()
         self.selected = False
         self._taps: tuple[int, ...] = ()
+        self._num_logits = 0
         install_hooks(model)
         install_rowwise_latent(model)
         self._check_tap()
@@ -92,6 +93,11 @@ class Target:
     def vocab_size(self) -> int:
         """Rows of the embedding table."""
         return self._inner.embed_tokens.weight.shape[0]
+
+    @property
+    def num_logits(self) -> int:
+        """Width V of the logits: families that pad their vocabulary cut the padding off."""
+        return self._num_logits
 
     @property
     def embed_scale(self) -> float:
@@ -164,5 +170,6 @@ class Target:
             wanted = self.model(tokens, cache=self.make_cache())
         except (TypeError, AttributeError) as error:
             raise ValueError(f"cannot tap the hidden of model type {self.model_type!r}: {error}") from error
+        self._num_logits = tapped.shape[-1]
         if not mx.array_equal(tapped, wanted, equal_nan=True).item():
             raise ValueError(f"head(hidden) of model type {self.model_type!r} is not what the model returns")

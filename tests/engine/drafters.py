@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from speculative.chained_head import ChainedHeadDrafter, HeadTraits
+from speculative.draft_noise import DraftNoise
 from speculative.generic_head import GenericHead, GenericHeadConfig
 from speculative.target import Target
 
@@ -58,7 +59,9 @@ class ScriptedDrafter:
         state.waiting = None
         state.length = len(state.tokens) - 1
 
-    def draft(self, state: CheckedHistory, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: CheckedHistory, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """What the script says."""
         assert state.waiting is None
         return mx.array(self._script(state.tokens, depth), dtype=mx.int32)
@@ -99,8 +102,10 @@ class RecordingHead(ChainedHeadDrafter):
         super().__init__(GenericHead(config), traits)
         self.bind(target)
 
-    def draft(self, state: Any, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: Any, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """As the head does, remembered."""
-        drafts = super().draft(state, depth, target_caches)
+        drafts = super().draft(state, depth, target_caches, noise)
         self.proposed.append(drafts)
         return drafts

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from engine import solo_lane
 from engine.session import Session
+from speculative.round import Burst, Round
 from tests.engine.conftest import NO_BLAS
 from tests.fixtures.pair import asking, files
 from tests.fixtures.pair.asking import BLOCK_SIZE, Reply, ask, request
@@ -81,6 +84,24 @@ def test_acceptance_is_what_it_was_when_the_pair_was_made(
     assert asking.accepted(greedy) == pytest.approx(recorded.greedy, abs=TOLERANCE)
     sampled = asking.samples(session, rows, True)
     assert asking.accepted(sampled) == pytest.approx(recorded.sampled, abs=TOLERANCE)
+
+
+@as_recorded
+def test_drafts_chosen_with_the_noise_of_the_draws_are_kept_more_often(
+    session: Session, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same answers more tokens come from drafts than where the likeliest ones are proposed."""
+    coupled = asking.samples(session, rows, True)
+    honest = solo_lane.run_round
+
+    def without_noise(burst: Burst, *rest: object) -> Round:
+        assert burst.noise is not None
+        return honest(replace(burst, noise=None), *rest)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(solo_lane, "run_round", without_noise)
+    likeliest = asking.samples(session, rows, True)
+    assert [reply.answer for reply in coupled] == [reply.answer for reply in likeliest]
+    assert asking.accepted(coupled)[0] > asking.accepted(likeliest)[0] + 0.05
 
 
 @as_recorded

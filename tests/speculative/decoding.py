@@ -7,6 +7,7 @@ import mlx.core as mx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from speculative.draft_noise import DrawNoise
 from speculative.drafter import Drafter
 from speculative.round import Burst, Limit, Pick, Round, run_round
 from speculative.target import Target
@@ -18,6 +19,21 @@ Prefix = tuple[list[Any], int]
 
 def greedy(logits: mx.array, block: mx.array, position: int) -> mx.array:
     return mx.argmax(logits, axis=-1)
+
+
+class SeededNoise:
+    """Gumbel noise of a seed's positions, and a pick that draws with it."""
+
+    def __init__(self, seed: int, temperature: float) -> None:
+        self.temperature = temperature
+        self._seed = seed
+
+    def row(self, position: int, width: int) -> mx.array:
+        return mx.random.gumbel((width,), key=mx.random.key(self._seed * 1000 + position))
+
+    def pick(self, logits: mx.array, block: mx.array, position: int) -> mx.array:
+        rows = [self.row(position + i, logits.shape[-1]) for i in range(logits.shape[0])]
+        return mx.argmax(logits.astype(mx.float32) / self.temperature + mx.stack(rows), axis=-1)
 
 
 class Generated(Struct, frozen=True):
@@ -63,6 +79,7 @@ def generate(
     limit: Limit | None = None,
     stop: Sequence[int] = (),
     prefix: Prefix | None = None,
+    noise: DrawNoise | None = None,
 ) -> Generated:
     """Emits `length` tokens, or fewer when a token of `stop` comes, in rounds of the given depth."""
     burst, row = start(target, prompt, drafter, pick, prefix)
@@ -73,7 +90,7 @@ def generate(
             ends = [i + 1 for i, token in enumerate(emitted) if token in stop]
             return min([length - done, len(emitted), *ends])
 
-        result = run_round(burst, depth, pick, limit or keep)
+        result = run_round(replace(burst, noise=noise), depth, pick, limit or keep)
         tokens += result.emitted
         rows.append(result.logits)
         rounds.append(result)

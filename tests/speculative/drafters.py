@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from speculative.draft_noise import DraftNoise
 from speculative.target import Target
 from tests.speculative import tiny
 
@@ -50,7 +51,9 @@ class ScriptedDrafter:
         state.tokens += tokens
         state.rows += len(tokens)
 
-    def draft(self, state: History, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: History, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         return mx.array(self._script(state.tokens, depth), dtype=mx.int32)
 
 

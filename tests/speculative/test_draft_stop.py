@@ -34,7 +34,7 @@ def unsure_from(likely: list[float]) -> tuple[ChainedHeadDrafter, HeadState]:
     state = teacher_forced(drafter, PROMPT)
     honest, steps = drafter._best, iter(likely)
     assert honest is not None
-    drafter._best = lambda hidden: Best(honest(hidden).ids, logits_of(next(steps)))
+    drafter._best = lambda *given: Best(honest(*given).ids, logits_of(next(steps)))
     return drafter, state
 
 

@@ -8,6 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
+from speculative.draft_noise import DraftNoise
 from speculative.gemma_assistant import Assistant, AssistantConfig
 from speculative.gemma_drafter import AssistantState, GemmaDrafter, visible_rows
 from tests.speculative import tiny
@@ -121,7 +122,9 @@ class Observed(GemmaDrafter):
         super().extend(state, tokens, features)
         self._script.extend(self._history, tokens, features)
 
-    def draft(self, state: AssistantState, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: AssistantState, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         proposals: Any = super().draft(state, depth, target_caches).tolist()
         self.notes.append((state.length, proposals))
         return self._script.draft(self._history, depth, target_caches)
