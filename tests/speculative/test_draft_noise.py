@@ -123,7 +123,7 @@ def test_the_choice_is_the_largest_sum_of_sharpened_logits_and_noise(names: list
     ids = np.arange(width) if names is None else np.array(names).reshape(-1)
     for position in range(30):
         logits = mx.random.normal((1, 1, count), key=mx.random.key(position)).astype(mx.bfloat16)
-        scores = np.array(logits.astype(mx.float32)).reshape(-1) * 1.4 / 0.7
+        scores = np.array(logits.astype(mx.float32)).reshape(-1) * SHARPNESS / 0.7
         scores += np.array(noise.row(position + 2, width))[ids]
         given = None if names is None else mx.array(names)
         place = choose_draft(logits, DraftNoise(noise, position, width), 2, given)
