@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from bench.round_cost import Point, Timing
 from engine.drafting import Speculation
 from messages.events import DraftKind
+from speculative.draft_noise import DraftNoise
 from speculative.rollback import clone_caches
 from speculative.round import Burst, run_round
 from speculative.target import Target
@@ -43,7 +44,9 @@ class FreeDrafter:
     def extend(self, state: None, tokens: Sequence[int], features: mx.array) -> None:
         """Reads nothing."""
 
-    def draft(self, state: None, depth: int, target_caches: Sequence[Any]) -> mx.array:
+    def draft(
+        self, state: None, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
+    ) -> mx.array:
         """The same ids, whatever the text."""
         return self._drafts[:depth]
 
