@@ -30,14 +30,20 @@ class RotationTable:
         self._rope = rope
         self._rotation: _Rotation | None = None
         self._length = 0
+        self._asked = (0, 0)
+        self._answer: _Rotation | None = None
 
     def at(self, first: int, count: int) -> _Rotation:
-        """The rotations of `count` positions from `first` on."""
-        if self._rotation is None or self._length < first + count:
-            self._length = -(-(first + count) // _STEP) * _STEP
+        """The rotations of `count` positions from `first` on; every layer of a forward asks for the same."""
+        if self._answer is None or self._asked != (first, count):
+            self._asked, self._answer = (first, count), self._rows(first, first + count)
+        return self._answer
+
+    def _rows(self, start: int, stop: int) -> _Rotation:
+        if self._rotation is None or self._length < stop:
+            self._length = -(-stop // _STEP) * _STEP
             self._rotation = self._made(self._length)
-        rows = slice(first, first + count)
-        return _Rotation(self._rotation.own[rows], self._rotation.other[rows])
+        return _Rotation(self._rotation.own[start:stop], self._rotation.other[start:stop])
 
     def _made(self, length: int) -> _Rotation:
         """The rotation is linear: of (1, 0) it gives (cos, sin), of (0, 1) it gives (-sin, cos)."""
