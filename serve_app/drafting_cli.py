@@ -50,6 +50,9 @@ def fit_drafter(
         str, typer.Option(help="Share of steps that train draft depth 1, 2, ..., comma-separated.")
     ] = "1,0.5,0.25",
     learning_rate: Annotated[float, typer.Option(help="Peak rate of AdamW.")] = 6e-4,
+    dropout: Annotated[
+        float, typer.Option(help="Share of the hidden elements a step leaves out; for small corpora.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts, order and initial weights.")] = 0,
     text: Annotated[
         list[Path] | None, typer.Option(help="More prompts, one a line; repeat for more.")
@@ -81,6 +84,7 @@ def fit_drafter(
                 steps=steps,
                 batch_tokens=batch_tokens,
                 learning_rate=learning_rate,
+                dropout=dropout,
                 seed=seed,
             ),
             answer_tokens=answer_tokens,

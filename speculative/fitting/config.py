@@ -13,7 +13,8 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `num_layers` layers start as copies of the target's last ones; `depth_shares` are the shares of steps that
     train draft depth 1, 2, ... (the first is 1, a deeper one costs as much again); `draft_vocab_size` of None
     keeps the whole vocabulary; `tap_layers` are among those the corpus recorded. `steps` batches of about
-    `batch_tokens` slots.
+    `batch_tokens` slots. `dropout` is the share of the taps' elements a step leaves out, which keeps a small
+    corpus from being learned by heart.
     """
 
     num_layers: int = 1
@@ -25,6 +26,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     learning_rate: float = 6e-4
     warmup_steps: int = 20
     weight_decay: float = 0.01
+    dropout: float = 0.0
     checkpoint_every: int = 50
     evaluate_every: int = 50
     seed: int = 0
@@ -48,6 +50,8 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError(f"warmup_steps is {self.warmup_steps}; legal is 0 to {self.steps - 1}")
         if self.weight_decay < 0.0:
             raise ValueError(f"weight_decay is {self.weight_decay}; it must be 0 or more")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; legal is 0 to below 1")
 
 
 class FitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -39,6 +39,17 @@ class Packed(NamedTuple):
     counted: mx.array
 
 
+def thinned(packed: Packed, dropout: float, key: mx.array) -> Packed:
+    """`packed` without that share of what the head reads, the rest enlarged to the same mean.
+
+    Dropout (Srivastava et al. 2014); `key` says which elements.
+    """
+    if dropout == 0.0:
+        return packed
+    kept = mx.random.bernoulli(1 - dropout, packed.hidden.shape, key=key)
+    return packed._replace(hidden=mx.where(kept, packed.hidden / (1 - dropout), 0.0))
+
+
 def load_examples(folder: Path, recorded: Sequence[int], kept: Sequence[int]) -> list[Example]:
     """Every example of a corpus folder, with only the tap layers in `kept` of those `recorded`."""
     columns = [list(recorded).index(layer) for layer in kept]

@@ -59,7 +59,8 @@ def recipe(report: FitReport, config: FitConfig, command: str, target: str, lice
         f"- corpus: {report.examples} answers, {report.answer_tokens} tokens, "
         f"{report.sampled_share:.0%} of them sampled, the others greedy",
         f"- training: {train.steps} steps of about {train.batch_tokens} slots, AdamW "
-        f"{train.learning_rate:g}, depth shares {list(train.depth_shares)}, seed {train.seed}",
+        f"{train.learning_rate:g}, dropout {train.dropout:g}, depth shares {list(train.depth_shares)}, "
+        f"seed {train.seed}",
         "",
         f"Acceptance on {report.held_out_examples} greedy answers to held-out prompts, "
         f"K={config.block_size}: each position's share among the rounds that reached it, "

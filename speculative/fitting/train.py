@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from speculative.fitting import fast_math
 from speculative.fitting.config import TrainConfig
-from speculative.fitting.data import Example, Packed, batches, pack
+from speculative.fitting.data import Example, Packed, batches, pack, thinned
 from speculative.fitting.forward import chained_outputs
 from speculative.generic_head import GenericHead
 
@@ -121,7 +121,8 @@ class Trainer:
         )
         started, first, slots = time.perf_counter(), self._step, 0
         for batch in self._batches():
-            packed = pack(batch, tap_slice(config.tap_layers))
+            key = mx.random.key(config.seed + self._step)
+            packed = thinned(pack(batch, tap_slice(config.tap_layers)), config.dropout, key)
             (_, losses), gradients = gradient(self._head, packed=packed, depths=self._depths())
             gradients = nn.average_gradients(  # pyright: ignore[reportPrivateImportUsage]
                 gradients, self._group

@@ -182,6 +182,7 @@ def test_the_draft_list_holds_control_tokens_then_frequent_then_low_ids(examples
         {"learning_rate": 0.0},
         {"warmup_steps": 6},
         {"batch_tokens": 1},
+        {"dropout": 1.0},
     ],
 )
 def test_illegal_training_settings_are_refused(changes: dict[str, Any]) -> None:
