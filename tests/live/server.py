@@ -63,6 +63,7 @@ class LiveServer:
             if reply.status_code == status:
                 return reply
             time.sleep(0.05)
+        self.close()
         raise TimeoutError(f"/health did not answer {status}:\n{self.tail()}")
 
     def replica(self, deployment: str) -> psutil.Process:
