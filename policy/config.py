@@ -50,7 +50,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     retry_limit: int = 1024
     suspect_every: int = 4
     dwell_samples: int = 4
-    bail_loss_tokens: float = 2.5
+    bail_loss_tokens: float = 4.0
     bail_pause_tokens: int = 64
     starved_after: int = 4
     lease_s: float = 10.0
