@@ -9,6 +9,7 @@ from mlx_lm.models import activations, base
 from engine.cpu.attention import scaled_dot_product_attention
 from engine.cpu.eager_layers import install_eager_layers
 from engine.cpu.exponential import swiglu
+from engine.cpu.normalisation import install_compiled_norms
 from engine.cpu.rotary import install_rotation_tables
 from speculative.hooks import replace_function
 
@@ -29,5 +30,6 @@ def suit_cpu(model: nn.Module) -> None:
     for name in {type(module).__module__ for module in model.modules()}:
         for original, replacement in REPLACEMENTS:
             replace_function(sys.modules[name], original, replacement)
+    install_compiled_norms(model)
     install_rotation_tables(model)
     install_eager_layers(model)
