@@ -20,10 +20,12 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Original rules: at or below `decline_threshold` decline, at or above `enable_threshold` enable.
 
     Paired rule: enable when the `confidence` interval of the speed-up lies above 1 + `margin`, decline when
-    it lies below 1. A request needs `min_rounds_per_sample` rounds and `min_plain_tokens` plain tokens to
-    qualify and weighs at most `max_rounds_per_sample` rounds. At `cap_rounds` rounds profiling ends on the
-    narrower interval of `closing_confidence`, with the static default if even that is undecided. A slice
-    slower than `outlier_ratio` times the median one is set aside if such are rare.
+    it lies below 1. Requests are expected to differ by `request_spread` (standard deviation of the logarithm
+    of their speed-ups), which counts like `request_spread_weight` requests. A request needs
+    `min_rounds_per_sample` rounds and `min_plain_tokens` plain tokens to qualify and weighs at most
+    `max_rounds_per_sample` rounds. At `cap_rounds` rounds profiling ends on the narrower interval of
+    `closing_confidence`, with the static default if even that is undecided. A slice slower than
+    `outlier_ratio` times the median one is set aside if such are rare.
 
     Watching a settled verdict: every `watch_every`-th request is measured while MTP is on; a declined pairing
     is tried again after `retry_every` requests, doubling up to `retry_limit`; evidence that leans against the
@@ -38,6 +40,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     margin: float = 0.05
     confidence: float = 0.95
     closing_confidence: float = 0.7
+    request_spread: float = 0.15
+    request_spread_weight: int = 3
     min_rounds_per_sample: int = 16
     max_rounds_per_sample: int = 64
     min_plain_tokens: int = 8
@@ -74,6 +78,8 @@ LEGAL_RANGES: dict[str, tuple[float, float]] = {
     "margin": (0.0, 1.0),
     "confidence": (0.5, 0.9999),
     "closing_confidence": (0.5, 0.9999),
+    "request_spread": (0.0, 10.0),
+    "request_spread_weight": (0, 1024),
     "min_rounds_per_sample": (1, 1024),
     "max_rounds_per_sample": (1, 1 << 16),
     "min_plain_tokens": (1, 1024),

@@ -7,6 +7,7 @@ a round does are in the numbers. Knows nothing of thresholds in component times 
 import math
 import statistics
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -52,7 +53,9 @@ def estimate(
 
     The variance of the logarithm is the linearised one of a ratio of ratios (W. Cochran, Sampling
     Techniques, 3rd ed., ch. 6), taken over slices and over requests: the larger of the two holds, so
-    neither noise inside requests nor difference between them is left out.
+    neither noise inside requests nor difference between them is left out. A handful of requests says little
+    about how much requests differ, so there the configured spread counts like that many requests more
+    (A. Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.6: scaled inverse chi-squared prior).
     """
     rows = _without_outliers(config, _rows(config, samples))
     if len(rows) < 2:
@@ -71,7 +74,7 @@ def estimate(
         for row in rows
     ]
     speedup = plain_rate / mtp_rate
-    half_width = min(_half_width(confidence or config.confidence, rows, errors), _WIDEST)
+    half_width = min(_half_width(config, confidence or config.confidence, rows, errors), _WIDEST)
     if not (math.isfinite(speedup) and speedup > 0 and math.isfinite(half_width)):
         return None
     return Estimate(
@@ -131,21 +134,33 @@ def _without_outliers(config: PolicyConfig, rows: list[_Row]) -> list[_Row]:
     return kept if len(rows) - len(kept) <= _MAX_OUTLIER_SHARE * len(rows) else rows
 
 
-def _half_width(confidence: float, rows: list[_Row], errors: list[float]) -> float:
+def _half_width(config: PolicyConfig, confidence: float, rows: list[_Row], errors: list[float]) -> float:
     by_request: dict[int, float] = {}
     for row, error in zip(rows, errors, strict=True):
         by_request[row.request] = by_request.get(row.request, 0.0) + error
-    return max(_interval(confidence, errors), _interval(confidence, by_request.values()))
+    expected = _Spread(config.request_spread, config.request_spread_weight)
+    return max(
+        _interval(confidence, errors, _Spread(0.0, 0)), _interval(confidence, by_request.values(), expected)
+    )
 
 
-def _interval(confidence: float, errors: Iterable[float]) -> float:
-    """Half-width for a sum of independent errors, which sum to zero by construction; 0 for a single one."""
+class _Spread(NamedTuple):
+    """A standard deviation of one value on the logarithmic scale, known as if from that many values more."""
+
+    deviation: float
+    values: int
+
+
+def _interval(confidence: float, errors: Iterable[float], expected: _Spread) -> float:
+    """Half-width for a sum of independent errors that sum to zero; 0 where nothing tells their spread."""
     values = list(errors)
-    degrees = len(values) - 1
+    count = len(values)
+    degrees = count - 1 + expected.values
     if degrees < 1:
         return 0.0
-    variance = len(values) / degrees * sum(value * value for value in values)
-    return _t_quantile(confidence, degrees) * math.sqrt(variance)
+    # The sum of `count` errors varies as the mean of so many values does.
+    squares = count * sum(value * value for value in values) + expected.values * expected.deviation**2 / count
+    return _t_quantile(confidence, degrees) * math.sqrt(squares / degrees)
 
 
 def _t_quantile(confidence: float, degrees: int) -> float:

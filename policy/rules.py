@@ -34,5 +34,6 @@ class Rules(Struct, frozen=True, kw_only=True):
 def measurement_rule(config: PolicyConfig) -> str:
     """Names the rule a verdict was reached by; a persisted verdict of another rule is measured again."""
     if config.estimator == "paired":
-        return f"paired/1 margin={config.margin:g} confidence={config.confidence:g}"
+        spread = f"{config.request_spread:g}x{config.request_spread_weight}"
+        return f"paired/2 margin={config.margin:g} confidence={config.confidence:g} spread={spread}"
     return f"{config.estimator}/1 decline={config.decline_threshold:g} enable={config.enable_threshold:g}"

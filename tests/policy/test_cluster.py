@@ -14,6 +14,7 @@ from messages.policy import (
 )
 from messages.scheduling import ModelName
 from policy.cluster import dispatch_to_load, gate_of, key_of, reply
+from policy.config import PolicyConfig
 from policy.fold import expire, forget, observe
 from policy.report import publish, snapshot
 from policy.sentence import sentence
@@ -280,7 +281,8 @@ def test_samples_stay_at_three_until_the_evidence_decides() -> None:
 
 def test_the_snapshot_shows_the_numbers_behind_the_verdict() -> None:
     """Speed-up with interval, both wall times, acceptance per position, and the original's answer."""
-    value = cluster(attach("a"), *[sample(1.25, model="a", at_s=5.0)] * 4)
+    samples = [sample(1.25, model="a", at_s=5.0)] * 4
+    value = cluster(attach("a"), *samples, config=PolicyConfig(request_spread_weight=0))
     report = top(value)
     assert report.speedup == pytest.approx(1.25)
     assert (report.speedup_low, report.speedup_high) == pytest.approx((1.25, 1.25))

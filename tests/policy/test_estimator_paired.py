@@ -17,6 +17,8 @@ from tests.policy import traffic
 from tests.policy.builders import copied, sample
 
 CONFIG = PolicyConfig()
+# Takes the difference between requests from the requests alone.
+NOTHING_EXPECTED = PolicyConfig(request_spread_weight=0)
 
 
 def with_slices(*slices: Slice) -> Sample:
@@ -24,19 +26,19 @@ def with_slices(*slices: Slice) -> Sample:
     return msgspec.structs.replace(sample(rounds=sum(part.rounds for part in slices)), slices=slices)
 
 
-def found(*samples: Sample) -> Estimate:
+def found(*samples: Sample, config: PolicyConfig = CONFIG) -> Estimate:
     """The estimate over samples that qualify."""
     evidence = Evidence()
     for each in samples:
-        evidence = add(CONFIG, evidence, each)
-    estimated = estimate(CONFIG, evidence.samples)
+        evidence = add(config, evidence, each)
+    estimated = estimate(config, evidence.samples)
     assert estimated is not None
     return estimated
 
 
 def test_speedup_is_plain_over_mtp_wall_time_per_emitted_token() -> None:
     """40 ms a token plainly against 60 ms a round of three tokens: twice as fast, with no doubt left."""
-    estimated = found(sample(speedup=2.0, accepted=2))
+    estimated = found(sample(speedup=2.0, accepted=2), config=NOTHING_EXPECTED)
     assert estimated.speedup == pytest.approx(2.0)
     assert (estimated.plain_ms_per_token, estimated.mtp_ms_per_token) == pytest.approx((40.0, 20.0))
     assert (estimated.low, estimated.high) == pytest.approx((2.0, 2.0))
@@ -99,6 +101,28 @@ def test_difference_between_requests_widens_the_interval() -> None:
     assert mixed.low < 1 < mixed.high
 
 
+def test_a_handful_of_requests_is_not_taken_for_certain() -> None:
+    """Four requests that agree by chance leave the doubt that the expected spread of seven values leaves."""
+    alike = [sample(speedup=1.5)] * 4
+    assert found(*alike, config=NOTHING_EXPECTED).low == pytest.approx(1.5)
+    deviation = math.sqrt(3 * CONFIG.request_spread**2 / 6) / math.sqrt(4)
+    # Student's quantile of 95 % at six degrees of freedom.
+    assert math.log(1.5 / found(*alike).low) == pytest.approx(2.447 * deviation, rel=0.01)
+    assert math.log(found(*alike).high / 1.5) == pytest.approx(2.447 * deviation, rel=0.01)
+
+
+def test_an_unlucky_handful_is_not_taken_for_hopeless() -> None:
+    """Requests as different as expected settle with the fourth, where their own spread would not do."""
+    mixed = [sample(speedup=speedup) for speedup in (1.1, 1.25, 1.4, 1.6)]
+    assert decided(CONFIG, found(*mixed)) == "enable"
+    assert decided(CONFIG, found(*mixed, config=NOTHING_EXPECTED)) is None
+
+
+def test_many_requests_speak_for_themselves() -> None:
+    """What was expected is soon outweighed."""
+    assert math.log(1.5 / found(*[sample(speedup=1.5)] * 100).low) < 0.01
+
+
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [(1.06, 1.4, "enable"), (1.05, 1.4, None), (1.01, 1.4, None), (0.9, 0.99, "decline"), (0.9, 1.0, None)],
@@ -115,7 +139,7 @@ def test_the_interval_decides(low: float, high: float, verdict: str | None) -> N
 def test_at_the_cap_a_clear_interval_still_decides(speedup: float, verdict: str) -> None:
     """A gain below the margin that is certain is taken, a gain that cannot be shown is not."""
     for static_default in (True, False):
-        assert resolve(CONFIG, (sample(speedup=speedup),), static_default) == verdict
+        assert resolve(NOTHING_EXPECTED, (sample(speedup=speedup),), static_default) == verdict
 
 
 def test_only_real_indecision_falls_to_the_static_default() -> None:

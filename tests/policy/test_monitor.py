@@ -63,7 +63,7 @@ def test_evidence_between_the_bounds_contradicts_neither_verdict() -> None:
 
 def test_a_reopened_profile_may_confirm_the_old_verdict() -> None:
     """One bad stretch re-opens; good evidence afterwards settles as before."""
-    reopened = after(settled("enable"), *[sample(0.9)] * 4)
+    reopened = after(settled("enable"), *[sample(0.8)] * 4)
     assert isinstance(reopened, Profiling)
     state = after(reopened, *[sample(1.9)] * 40)
     assert isinstance(state, Settled)
