@@ -60,7 +60,7 @@ def _exp_of_difference(x: mx.array, largest: mx.array) -> mx.array:
     return exp(x - largest)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _causal(rows: int, length: int) -> mx.array | None:
     """Bool [rows, length]: the last row sees everything, every one before it one position less."""
     if rows == 1:

@@ -23,9 +23,7 @@ class EagerLayer(StandIn):
 
 
 def install_eager_layers(model: nn.Module) -> None:
-    """Makes every layer of `model` eager, in place, when the default device is a CPU; twice is once."""
-    if mx.default_device().type != mx.DeviceType.cpu:
-        return
+    """Makes every layer of `model` eager, in place; twice is once."""
     # What a family calls its `layers` may be a copy of the list it runs.
     layers: list[nn.Module] = getattr(getattr(text_model(model), "model", None), "layers", [])
     for index, layer in enumerate(layers):

@@ -1,6 +1,5 @@
 """Eager layers: the model computes the same, reads the same, and is left alone where nothing is gained."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -89,15 +88,6 @@ def test_a_layer_reads_as_itself() -> None:
         assert not hasattr(layer, "no_such_part")
     after = [value for _, value in tree_flatten(model.parameters())]
     assert all(a is b for a, b in zip(after, parameters, strict=True))
-
-
-def test_nothing_is_installed_off_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU launching every layer by itself would cost more than it saves."""
-    model = tiny.llama_model()
-    before = list(layers_of(model))
-    monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mx.DeviceType.gpu))
-    install_eager_layers(model)
-    assert all(a is b for a, b in zip(layers_of(model), before, strict=True))
 
 
 def test_a_model_without_layers_is_left_alone() -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -80,6 +80,18 @@ def test_hooks_stay_above_the_replacement() -> None:
         rounds = generate(target, prompt, 6, scripted(found.tokens), depth=2)
     assert rounds.tokens == found.tokens
     assert tiny.same_bytes(rounds.logits, found.logits)
+
+
+def test_nothing_is_replaced_off_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernels are fused, and launching every layer by itself would cost more than it saves."""
+    model: Any = tiny.llama_model()
+    before = list(model.modules())
+    namespace: Any = sys.modules[type(model).__module__]
+    functions = (namespace.swiglu, namespace.scaled_dot_product_attention)
+    monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mx.DeviceType.gpu))
+    suit_cpu(model)
+    assert all(a is b for a, b in zip(model.modules(), before, strict=True))
+    assert (namespace.swiglu, namespace.scaled_dot_product_attention) == functions
 
 
 def test_a_function_of_another_origin_is_left_alone() -> None:
