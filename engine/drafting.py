@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from engine import embedded
 from engine.config import EMBEDDED_MODEL, EngineConfig
+from engine.cpu.narrow import narrow
 from engine.errors import ModelLoadError
 from engine.fingerprint import fingerprint
 from engine.loading import LoadedModel, source_paths
 from engine.probe_store import ProbeStore, StoredProbe
 from speculative import heads
+from speculative.chained_head import ChainedHeadDrafter
 from speculative.detect import DraftOptions, load_drafter
 from speculative.draft_cost import draft_step
 from speculative.drafter import Drafter
@@ -97,6 +99,8 @@ def attach_drafter(
             kind=config.draft_kind, bits=config.draft_bits, confidence_stop=config.draft_confidence_stop
         )
         drafter = load_drafter(path, target, options)
+        if isinstance(drafter, ChainedHeadDrafter):
+            narrow(drafter.own_weights)
     except (ValueError, OSError, KeyError) as error:
         raise ModelLoadError(f"the drafter {path} cannot serve {loaded.card.model_id}: {error}") from error
     block_size = config.fixed_block_size or drafter.block_size

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 from msgspec import Struct
 
 from speculative.draft_noise import DraftNoise
 from speculative.draft_stop import ends_chain
 from speculative.head_state import HeadState, prompt_pairs
-from speculative.output_rows import Propose, best
+from speculative.output_rows import OutputRows
 from speculative.target import Target
 
 # The head's work on a long prompt is split so that its scores stay small.
@@ -34,6 +35,10 @@ class HeadNetwork(Protocol):
 
     def make_cache(self) -> list[KVCache]:
         """Empty caches of the head's layers."""
+        ...
+
+    def parameters(self) -> dict[str, Any]:
+        """Its weights, as `nn.Module.parameters` gives them."""
         ...
 
 
@@ -59,7 +64,7 @@ class ChainedHeadDrafter:
         self._network = network
         self._draft_vocab = draft_vocab
         self._embed: Callable[[mx.array], mx.array] | None = None
-        self._best: Propose | None = None
+        self._output: OutputRows | None = None
 
     @property
     def block_size(self) -> int:
@@ -83,7 +88,13 @@ class ChainedHeadDrafter:
             raise ValueError(reason)
         target.tap(self.traits.tap_layers)
         self._embed = target.embed
-        self._best = best(target.output_head, self._draft_vocab)
+        self._output = OutputRows(target.output_head, self._draft_vocab)
+
+    @property
+    def own_weights(self) -> list[mx.array]:
+        """Everything that only drafting multiplies by: the network's weights and the rows it gathered."""
+        own: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
+        return [*own.values(), *(self._output.own_weights if self._output else [])]
 
     def make_state(self) -> HeadState:
         """An empty history."""
@@ -122,15 +133,15 @@ class ChainedHeadDrafter:
         self, state: HeadState, depth: int, target_caches: Sequence[Any], noise: DraftNoise | None = None
     ) -> mx.array:
         """Proposes int32 ids, each from the previous row: `depth`, or those up to the first doubtful one."""
-        if state.last is None or state.waiting is not None or self._best is None:
+        if state.last is None or state.waiting is not None or self._output is None:
             raise ValueError(f"{self.traits.name} has no generated token to draft from")
         state.drop_chained()
-        hidden, chain = state.last, [self._best(state.last, noise, 0)]
+        hidden, chain = state.last, [self._output.best(state.last, noise)]
         while len(chain) < depth:
             # Computed while the next step is being built.
             mx.async_eval(chain[-1].ids)
             if ends_chain(chain[-1].logits, self.confidence_stop):
                 break
             hidden = self._step(chain[-1].ids, hidden, state.caches)
-            chain.append(self._best(hidden, noise, len(chain)))
+            chain.append(self._output.best(hidden, noise, len(chain)))
         return mx.concatenate([draft.ids for draft in chain], axis=1)[0]

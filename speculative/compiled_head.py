@@ -48,6 +48,10 @@ class CompiledHead:
         """See `GenericHead.make_cache`."""
         return self._head.make_cache()
 
+    def parameters(self) -> dict[str, Any]:
+        """The head's weights."""
+        return self._head.parameters()
+
     def fuse(self, features: mx.array) -> mx.array:
         """See `GenericHead.fuse`."""
         return self._fuse(features) if features.shape[1] <= _LONGEST else self._head.fuse(features)

@@ -1,10 +1,10 @@
 """A target's output head restricted to some of its rows. Knows modules with a weight, no family."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from speculative.draft_noise import DraftNoise, choose_draft
 
@@ -36,22 +36,27 @@ class Best(NamedTuple):
     logits: mx.array
 
 
-# (hiddens [..., H], the round's noise or None, index of the draft)
-Propose = Callable[[mx.array, DraftNoise | None, int], Best]
+class OutputRows:
+    """The rows of a target's output head that compete, and the target ids they stand for."""
 
+    def __init__(self, head: nn.Module, draft_vocab: mx.array | None) -> None:
+        """With `draft_vocab` (int32 [D] target ids) only those rows compete; they are gathered here, once."""
+        self._rows: Any = head if draft_vocab is None else _gathered(head, draft_vocab)
+        self._names = None if draft_vocab is None else draft_vocab.astype(mx.int32)
 
-def best(head: nn.Module, draft_vocab: mx.array | None) -> Propose:
-    """A function from hiddens to the tokens of their largest logits, or to those drawn with the noise given.
+    @property
+    def own_weights(self) -> list[mx.array]:
+        """What was gathered; nothing where the target's whole head competes."""
+        if self._names is None:
+            return []
+        own: dict[str, mx.array] = dict(tree_flatten(self._rows.parameters()))
+        return list(own.values())
 
-    With `draft_vocab` (int32 [D] target ids) only those rows compete; they are gathered here, once. A
-    soft-cap is left out: it keeps the order, and beside noise it would hardly change it.
-    """
-    rows: Any = head if draft_vocab is None else _gathered(head, draft_vocab)
-    names = None if draft_vocab is None else draft_vocab.astype(mx.int32)
+    def best(self, hidden: mx.array, noise: DraftNoise | None = None, index: int = 0) -> Best:
+        """The tokens of the largest logits of `hidden` [..., H], or draft `index` drawn with the noise given.
 
-    def propose(hidden: mx.array, noise: DraftNoise | None = None, index: int = 0) -> Best:
-        logits = _apply(rows, hidden)
-        places = choose_draft(logits, noise, index, names)
-        return Best(places.astype(mx.int32) if names is None else names[places], logits)
-
-    return propose
+        A soft-cap is left out: it keeps the order, and beside noise it would hardly change it.
+        """
+        logits = _apply(self._rows, hidden)
+        places = choose_draft(logits, noise, index, self._names)
+        return Best(places.astype(mx.int32) if self._names is None else self._names[places], logits)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from engine import row_gemm
+from engine.cpu.narrow import packed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernels are for MLX's Linux CPU backend")
 
@@ -106,6 +107,20 @@ class Kernels:
             *(b.ctypes.data, stride(b), beta, c.ctypes.data, stride(c)),
         )
         return c
+
+    def narrowed(self, b: Matrix) -> NDArray[np.float64]:
+        """Makes a copy of b that is read instead until `forget`; returns the weights that it stands for."""
+        rows, scales = packed(b)
+        self._copies = rows, scales
+        assert self._library.row_gemm_narrow(
+            *(_POINTER(b.ctypes.data), *b.shape, _POINTER(rows.ctypes.data), _POINTER(scales.ctypes.data))
+        )
+        steps = np.rint(b / np.where(scales > 0, scales, 1)[:, None])
+        return steps.astype(np.float64) * scales[:, None]
+
+    def forget(self, b: Matrix) -> None:
+        """Ends b's copy."""
+        self._library.row_gemm_forget(_POINTER(b.ctypes.data))
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +230,49 @@ def test_eight_rows_are_not_passed_on(kernels: Kernels, transposed: bool, column
     a, b = np.ones((8, 2), np.float32), np.ones((columns, 2) if transposed else (2, columns), np.float32)
     assert np.all(kernels.product(a, b, transposed) == 2)
     assert passed_on == []
+
+
+NARROW = st.builds(
+    Case,
+    rows=st.integers(1, 8),
+    columns=st.integers(1, 40),
+    depth=st.integers(1, 140),
+    transposed=st.just(True),
+    gaps=st.tuples(st.integers(0, 5), st.just(0), st.just(0)),
+    alpha=st.sampled_from([1.0, -2.0]),
+    beta=st.just(0.0),
+    seed=st.integers(0, 999),
+)
+
+
+@given(case=NARROW)
+def test_a_narrow_copy_stands_for_its_matrix(kernels: Kernels, case: Case) -> None:
+    """Products are those of the rounded weights, and a row has the bytes it has alone."""
+    a, b = case.operands()
+    rounded = kernels.narrowed(b)
+    together = kernels.product(a, b, alpha=case.alpha)
+    alone = [kernels.product(a[i : i + 1], b, alpha=case.alpha) for i in range(case.rows)]
+    kernels.forget(b)
+    wanted = case.alpha * (a.astype(np.float64) @ rounded.T)
+    scale = abs(case.alpha) * (abs(a.astype(np.float64)) @ abs(rounded.T))
+    assert np.all(abs(together - wanted) <= 2e-6 * scale)
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+    plain = kernels.product(a, b, alpha=case.alpha)
+    assert np.all(
+        abs(plain - case.alpha * (a.astype(np.float64) @ b.T)) <= 2e-6 * abs(case.alpha) * (abs(a) @ abs(b.T))
+    )
+
+
+def test_threads_share_a_narrow_copy(kernels: Kernels) -> None:
+    """A product large enough to be shared has the bytes of one thread's."""
+    rng = np.random.default_rng(0)
+    a, b = spaced(rng, (4, 701), 3), spaced(rng, (1003, 701), 0)
+    kernels.narrowed(b)
+    kernels.init(threads=1)
+    wanted = kernels.product(a, b)
+    kernels.init(threads=3)
+    assert kernels.product(a, b).tobytes() == wanted.tobytes()
+    kernels.forget(b)
 
 
 def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str | None) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx import nn
+from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
 from speculative.chained_head import ChainedHeadDrafter
@@ -158,6 +159,18 @@ def test_a_head_may_read_several_layers() -> None:
     drafter = bound(head_files(tap_layers=(0, 1, 2)), target)
     wanted = plain(target, PROMPT, 12).tokens
     assert generate(target, PROMPT, 12, drafter, depth=3).tokens == wanted
+
+
+@pytest.mark.parametrize("draft_vocab", [None, [90, 3, 41]], ids=["whole", "reduced"])
+def test_no_weight_of_the_target_is_the_drafters_own(draft_vocab: list[int] | None) -> None:
+    """What may be rounded is the head and the rows gathered for it, never what the target multiplies by."""
+    files, target = head_files(draft_vocab), tiny.target("llama")
+    own = {id(weight) for weight in bound(files, target).own_weights}
+    head = {id(weight) for _, weight in tree_flatten(files.head.parameters())}
+    shared = {id(weight) for _, weight in tree_flatten(target.model.parameters())}
+    assert head <= own
+    assert len(own - head) == (0 if draft_vocab is None else 1)
+    assert not own & shared
 
 
 def test_rewinding_a_history_for_reuse() -> None:

@@ -32,9 +32,10 @@ def unsure_from(likely: list[float]) -> tuple[ChainedHeadDrafter, HeadState]:
     """A head as confident as told at each step of its next chain, and a history to draft from."""
     drafter = bound()
     state = teacher_forced(drafter, PROMPT)
-    honest, steps = drafter._best, iter(likely)
-    assert honest is not None
-    drafter._best = lambda *given: Best(honest(*given).ids, logits_of(next(steps)))
+    output, steps = drafter._output, iter(likely)
+    assert output is not None
+    honest = output.best
+    output.best = lambda *given: Best(honest(*given).ids, logits_of(next(steps)))
     return drafter, state
 
 
@@ -84,10 +85,10 @@ def test_confidence_is_among_the_tokens_that_compete() -> None:
     drafter = bound(head_files([90, 3, 41]))
     state = teacher_forced(drafter, PROMPT)
     assert state.last is not None
-    assert drafter._best is not None
+    assert drafter._output is not None
     row = tiny.target("llama").logits(state.last)[0, 0]
     wanted = mx.softmax(mx.array([row[i] for i in (90, 3, 41)])).max().item()
-    assert confidence(drafter._best(state.last).logits).item() == pytest.approx(wanted, rel=1e-5)
+    assert confidence(drafter._output.best(state.last).logits).item() == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
