@@ -92,9 +92,11 @@ class ChainedHeadDrafter:
 
     @property
     def own_weights(self) -> list[mx.array]:
-        """Everything that only drafting multiplies by: the network's weights and the rows it gathered."""
-        own: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
-        return [*own.values(), *(self._output.own_weights if self._output else [])]
+        """What only drafting multiplies by: the network's weights and the rows it gathered."""
+        named: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
+        # Not the scales of quantised layers, which are matrices too.
+        own = [array for name, array in named.items() if name.endswith("weight")]
+        return [*own, *(self._output.own_weights if self._output else [])]
 
     def make_state(self) -> HeadState:
         """An empty history."""

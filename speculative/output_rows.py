@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten
 
 from speculative.draft_noise import DraftNoise, choose_draft
 
@@ -46,11 +45,8 @@ class OutputRows:
 
     @property
     def own_weights(self) -> list[mx.array]:
-        """What was gathered; nothing where the target's whole head competes."""
-        if self._names is None:
-            return []
-        own: dict[str, mx.array] = dict(tree_flatten(self._rows.parameters()))
-        return list(own.values())
+        """The matrix that was gathered; nothing where the target's whole head competes."""
+        return [] if self._names is None else [self._rows.weight]
 
     def best(self, hidden: mx.array, noise: DraftNoise | None = None, index: int = 0) -> Best:
         """The tokens of the largest logits of `hidden` [..., H], or draft `index` drawn with the noise given.

@@ -173,6 +173,16 @@ def test_no_weight_of_the_target_is_the_drafters_own(draft_vocab: list[int] | No
     assert not own & shared
 
 
+def test_scales_of_quantised_weights_are_not_multiplied_by() -> None:
+    """A quantised head over a quantised target has float matrices, none of which is a weight."""
+    files, target = head_files([90, 3, 41]), Target(tiny.llama_model())
+    nn.quantize(files.head, 32, 4)
+    nn.quantize(target.model, 32, 4)
+    own = bound(files, target).own_weights
+    assert any(weight.dtype == mx.uint32 for weight in own)
+    assert not any(weight.ndim == 2 and weight.dtype == mx.float32 for weight in own)
+
+
 def test_rewinding_a_history_for_reuse() -> None:
     """A stored history cut back to a prefix continues as if the rest had never been."""
     drafter = bound()
