@@ -7,6 +7,7 @@ from mlx import nn
 from mlx_lm.models import activations, base
 
 from engine.cpu.attention import scaled_dot_product_attention
+from engine.cpu.compiled_layers import install_compiled_layers
 from engine.cpu.eager_layers import install_eager_layers
 from engine.cpu.exponential import swiglu
 from engine.cpu.normalisation import install_compiled_norms
@@ -32,4 +33,5 @@ def suit_cpu(model: nn.Module) -> None:
             replace_function(sys.modules[name], original, replacement)
     install_compiled_norms(model)
     install_rotation_tables(model)
+    install_compiled_layers(model)
     install_eager_layers(model)

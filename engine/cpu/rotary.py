@@ -16,7 +16,7 @@ from speculative.stand_in import StandIn
 _STEP = 4096
 
 
-class _Rotation(NamedTuple):
+class Rotation(NamedTuple):
     """What a pair's own half and its other half are multiplied with, each float32 [L, ...halves apart]."""
 
     own: mx.array
@@ -28,30 +28,30 @@ class RotationTable:
 
     def __init__(self, rope: nn.RoPE) -> None:
         self._rope = rope
-        self._rotation: _Rotation | None = None
+        self._rotation: Rotation | None = None
         self._length = 0
         self._asked = (0, 0)
-        self._answer: _Rotation | None = None
+        self._answer: Rotation | None = None
 
-    def at(self, first: int, count: int) -> _Rotation:
+    def at(self, first: int, count: int) -> Rotation:
         """The rotations of `count` positions from `first` on; every layer of a forward asks for the same."""
         if self._answer is None or self._asked != (first, count):
             self._asked, self._answer = (first, count), self._rows(first, first + count)
         return self._answer
 
-    def _rows(self, start: int, stop: int) -> _Rotation:
+    def _rows(self, start: int, stop: int) -> Rotation:
         if self._rotation is None or self._length < stop:
             self._length = -(-stop // _STEP) * _STEP
             self._rotation = self._made(self._length)
-        return _Rotation(self._rotation.own[start:stop], self._rotation.other[start:stop])
+        return Rotation(self._rotation.own[start:stop], self._rotation.other[start:stop])
 
-    def _made(self, length: int) -> _Rotation:
+    def _made(self, length: int) -> Rotation:
         """The rotation is linear: of (1, 0) it gives (cos, sin), of (0, 1) it gives (-sin, cos)."""
         halves = apart(mx.zeros((length, self._rope.dims)), self._rope.traditional)
         number = mx.arange(2) if self._rope.traditional else mx.arange(2)[:, None]
         is_first = mx.broadcast_to(number == 0, halves.shape)
         of_first, of_second = (self._turned(half) for half in (is_first, ~is_first))
-        rotation = _Rotation(mx.where(is_first, of_first, of_second), mx.where(is_first, of_second, of_first))
+        rotation = Rotation(mx.where(is_first, of_first, of_second), mx.where(is_first, of_second, of_first))
         mx.eval(rotation)
         return rotation
 
@@ -83,9 +83,18 @@ class TabledRoPE(StandIn):
         # A batch has an offset per row, and half precision rounds the positions as well.
         if type(offset) is not int or x.dtype != mx.float32 or x.shape[-1] != rope.dims:
             return rope(x, offset)
+        return self.turned(x, self.rotation(offset, x.shape[-2]))
+
+    def rotation(self, first: int, count: int) -> Rotation:
+        """What turns `count` rows from position `first` on."""
+        return self._table.at(first, count)
+
+    def turned(self, x: mx.array, rotation: Rotation) -> mx.array:
+        """Float32 [..., L, D] with every row turned to its position."""
+        rope: Any = self.inner
         halves = apart(x, rope.traditional)
         swapped = halves[..., ::-1] if rope.traditional else halves[..., ::-1, :]
-        return _rotated(halves, swapped, *self._table.at(offset, x.shape[-2])).reshape(x.shape)
+        return _rotated(halves, swapped, *rotation).reshape(x.shape)
 
 
 def install_rotation_tables(model: nn.Module) -> None:
