@@ -12,7 +12,7 @@ from engine.config import EMBEDDED_MODEL, EngineConfig
 from engine.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from speculative.fitting.fit import Progress
+    from speculative.fitting.progress import Progress
 
 
 def split_mtp(
@@ -44,6 +44,9 @@ def fit_drafter(
     ] = "",
     draft_vocab: Annotated[int, typer.Option(help="Tokens it may propose; 0 is all of them.")] = 6144,
     answer_tokens: Annotated[int, typer.Option(help="Size of the corpus.")] = 200_000,
+    asked_share: Annotated[
+        float, typer.Option(help="Share of the prompts that the model makes up itself; others are built in.")
+    ] = 0.5,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 600,
     batch_tokens: Annotated[int, typer.Option(help="Slots per step.")] = 2048,
     depth_shares: Annotated[
@@ -88,17 +91,18 @@ def fit_drafter(
                 seed=seed,
             ),
             answer_tokens=answer_tokens,
+            asked_share=asked_share,
             seed=seed,
         )
         if corpus is not None and not corpus.is_file():
             raise ValueError(f"--corpus {corpus} is no file; give a corpus.npz, or leave it out")
         prompts = tuple(line for file in text or [] for line in file.read_text().splitlines() if line.strip())
         loaded = load(config, blas, lambda said: typer.echo(f"  {said} ...", err=True))
+        tokenizer = load_tokenizer(loaded.card.tokenizer_files)
+        report = fit(wanted, loaded.model, tokenizer, out, _show, user_prompts=prompts, packed_corpus=corpus)
     except (ValueError, OSError, ModelLoadError) as error:
         typer.echo(f"mtp-serve: {error}", err=True)
         raise typer.Exit(2) from error
-    tokenizer = load_tokenizer(loaded.card.tokenizer_files)
-    report = fit(wanted, loaded.model, tokenizer, out, _show, user_prompts=prompts, packed_corpus=corpus)
     command = " ".join(["mtp-serve", *sys.argv[1:]])
     licence = f"The head is fitted on the output of {model}; that model's licence applies."
     (out / "RECIPE.md").write_text(recipe(report, wanted, command, model, licence))

@@ -57,13 +57,15 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class FitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole fitting run: corpus, head, evaluation.
 
-    `answer_tokens` is where corpus generation stops; `held_out_per_kind` prompts of each kind are kept for
-    the report and never trained on; `block_size` is the verify block the report assumes.
+    `answer_tokens` is where corpus generation stops; `asked_share` of its prompts are made up by the target
+    (`speculative.fitting.asking`), the others are built in; `held_out_per_kind` prompts of each kind are kept
+    for the report and never trained on; `block_size` is the verify block the report assumes.
     """
 
     generate: GenerateConfig = GenerateConfig()
     train: TrainConfig = TrainConfig()
     answer_tokens: int = 200_000
+    asked_share: float = 0.5
     held_out_per_kind: int = 4
     block_size: int = 4
     seed: int = 0
@@ -72,6 +74,8 @@ class FitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Raises ValueError naming the field, its value and the legal range."""
         if self.answer_tokens < 1:
             raise ValueError(f"answer_tokens is {self.answer_tokens}; it must be at least 1")
+        if not 0.0 <= self.asked_share <= 1.0:
+            raise ValueError(f"asked_share is {self.asked_share}; legal is 0 to 1")
         if self.held_out_per_kind < 1:
             raise ValueError(f"held_out_per_kind is {self.held_out_per_kind}; it must be at least 1")
         if self.block_size < 2:

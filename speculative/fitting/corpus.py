@@ -180,7 +180,7 @@ _UNSEEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "riddle": (_ANY, ("Make a quiz with three questions and answers about {t}.",)),
     "product": (_ANY, ("Write a product description for a poster that shows {t}.",)),
 }
-_SYSTEM = (
+SYSTEM = (
     "You are a helpful assistant.",
     "You are a friendly teacher who answers in detail.",
     "Answer concisely.",
@@ -261,7 +261,7 @@ def _prompt(kind: str, topic: str, phrasing: str, rng: random.Random) -> Prompt:
     other = rng.choice([t for t in _topics(fields) if is_held_out(t) == side])
     messages: list[Message] = []
     if rng.random() < 0.25:
-        messages.append({"role": "system", "content": rng.choice(_SYSTEM)})
+        messages.append({"role": "system", "content": rng.choice(SYSTEM)})
     if kind == "multi_turn":
         first, answer = rng.choice(_FIRST_TURN), rng.choice(_FIRST_ANSWER)
         messages.append({"role": "user", "content": first.format(t=topic)})

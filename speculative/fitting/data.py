@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from speculative.fitting.generate import read_shard
+from speculative.fitting.generate import shards
 
 
 class Example(NamedTuple):
@@ -54,8 +54,7 @@ def load_examples(folder: Path, recorded: Sequence[int], kept: Sequence[int]) ->
     """Every example of a corpus folder, with only the tap layers in `kept` of those `recorded`."""
     columns = [list(recorded).index(layer) for layer in kept]
     out: list[Example] = []
-    for path in sorted(folder.glob("shard-*.safetensors")):
-        shard, meta = read_shard(path)
+    for shard, meta in shards(folder):
         tokens, lengths, taps = (np.array(shard[name]) for name in ("tokens", "lengths", "taps"))
         taps = taps.reshape(*taps.shape[:2], len(recorded), -1)[:, :, columns]
         prompt_length, greedy = int(meta["prompt_length"]), float(meta["temperature"]) == 0.0

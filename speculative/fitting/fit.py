@@ -3,24 +3,22 @@
 Owns the order and the folders; every step is resumable, so a run that was stopped goes on where it was.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
-from msgspec import Struct
 from msgspec.structs import replace
 
 from speculative.fitting.acceptance import Acceptance, measure
+from speculative.fitting.answers import answer_held_out, answer_prompts, shards_unpacked
 from speculative.fitting.archive import unpack_corpus
 from speculative.fitting.config import FitConfig
-from speculative.fitting.corpus import fitting_prompts, held_out_prompts
 from speculative.fitting.data import Example, draft_vocabulary, load_examples
-from speculative.fitting.generate import Batch, Decoded, batches, generate
 from speculative.fitting.initial import head_config, initial_head
+from speculative.fitting.progress import Progress
 from speculative.fitting.report import CurvePoint, FitReport, curve_point
 from speculative.fitting.taps import output_head
 from speculative.fitting.train import Output, Step, Trainer
@@ -29,18 +27,6 @@ from speculative.generic_head import GenericHead, GenericHeadConfig, HeadFiles, 
 # A regression of a few thousand unknowns needs tens of thousands of slots and no more.
 _EXAMPLES_FOR_START = 128
 _ALWAYS_TEXT = "\n0123456789.,:;!?-*#()[]{}\"'`"
-
-Phase = Literal["corpus", "held-out", "start", "train", "report"]
-
-
-class Progress(Struct, frozen=True, kw_only=True):
-    """Where a run is: `done` of `amount` units of a phase, estimated seconds left in it, a remark."""
-
-    phase: Phase
-    done: int
-    amount: int
-    seconds_left: float
-    remark: str = ""
 
 
 def fit(
@@ -56,7 +42,7 @@ def fit(
     """Fit a generic head to a loaded llama-type target and write it into `folder`.
 
     `tokenizer` has a chat template and `eos_token_id` (Hugging Face's, or mlx-lm's wrapper). `user_prompts`
-    are asked before the built-in ones; with `packed_corpus`, a file of `archive.pack_corpus`, nothing is
+    are asked among the first; with `packed_corpus`, a file of `archive.pack_corpus`, nothing is
     asked and that corpus is used. `folder/work` keeps corpus and checkpoints; a second call with the same
     configuration goes on from them.
 
@@ -69,11 +55,19 @@ def fit(
         raise ValueError(f"train.tap_layers is {config.train.tap_layers}; it must ascend and end in {layers}")
     work = folder / "work"
     recording = replace(config, generate=replace(config.generate, tap_layers=recorded))
+    held_out_rows = answer_held_out(recording, model, tokenizer, work, progress)
     if packed_corpus is not None:
-        unpack_corpus(packed_corpus, model, recorded, work / "corpus", _shards(progress))
+        unpack_corpus(packed_corpus, model, recorded, work / "corpus", shards_unpacked(progress))
     else:
-        _answers(recording, model, tokenizer, work, progress, user_prompts=user_prompts)
-    _held_out_answers(recording, model, tokenizer, work, progress)
+        answer_prompts(
+            recording,
+            model,
+            tokenizer,
+            work,
+            progress,
+            user_prompts=user_prompts,
+            excluded=held_out_rows,
+        )
     examples = load_examples(work / "corpus", recorded, kept)
     held_out = load_examples(work / "held-out", recorded, kept)
     vocab = draft_vocabulary(
@@ -117,77 +111,6 @@ def _report(
         by_kind=by_kind,
         curve=curve,
     )
-
-
-def _answers(
-    config: FitConfig,
-    model: Any,
-    tokenizer: Any,
-    work: Path,
-    progress: Callable[[Progress], None],
-    *,
-    user_prompts: tuple[str, ...],
-) -> None:
-    stop = frozenset({int(tokenizer.eos_token_id)})
-    fitting = batches(config.generate, tokenizer, fitting_prompts(config.seed, user_prompts))
-    generate(
-        config.generate,
-        model,
-        stop,
-        fitting,
-        folder=work / "corpus",
-        progress=_tokens_wanted(config, progress),
-    )
-
-
-def _held_out_answers(
-    config: FitConfig, model: Any, tokenizer: Any, work: Path, progress: Callable[[Progress], None]
-) -> None:
-    stop = frozenset({int(tokenizer.eos_token_id)})
-    greedy = replace(config.generate, sampled_share=0.0)
-    asked = batches(greedy, tokenizer, held_out_prompts(config.seed, config.held_out_per_kind))
-    generate(greedy, model, stop, asked, folder=work / "held-out", progress=_all_wanted(asked, progress))
-
-
-def _shards(progress: Callable[[Progress], None]) -> Callable[[int, int], None]:
-    started = time.perf_counter()
-
-    def report(done: int, amount: int) -> None:
-        left = (time.perf_counter() - started) / done * (amount - done)
-        progress(Progress(phase="corpus", done=done, amount=amount, seconds_left=left, remark="shards"))
-
-    return report
-
-
-def _tokens_wanted(config: FitConfig, progress: Callable[[Progress], None]) -> Callable[[Decoded], bool]:
-    started, fresh, total = time.perf_counter(), 0, 0
-
-    def report(batch: Decoded) -> bool:
-        nonlocal fresh, total
-        total += batch.answer_tokens
-        fresh += batch.answer_tokens if batch.fresh else 0
-        speed = fresh / (time.perf_counter() - started)
-        left = max(config.answer_tokens - total, 0) / speed if speed else 0.0
-        remark = f"{speed:.0f} tokens/s"
-        progress(
-            Progress(
-                phase="corpus", done=total, amount=config.answer_tokens, seconds_left=left, remark=remark
-            )
-        )
-        return total < config.answer_tokens
-
-    return report
-
-
-def _all_wanted(work: list[Batch], progress: Callable[[Progress], None]) -> Callable[[Decoded], bool]:
-    started = time.perf_counter()
-
-    def report(batch: Decoded) -> bool:
-        left = (time.perf_counter() - started) / batch.done * (len(work) - batch.done)
-        progress(Progress(phase="held-out", done=batch.done, amount=len(work), seconds_left=left))
-        return True
-
-    return report
 
 
 def _train(

@@ -5,7 +5,7 @@ Owns batching by prompt length, decoding and resuming; knows neither the head no
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,13 @@ class GenerateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"temperature is {self.temperature}; it must be above 0")
 
 
+class Row(NamedTuple):
+    """A prompt's token ids, up to where the answer begins, and its kind."""
+
+    tokens: list[int]
+    kind: str
+
+
 class Batch(NamedTuple):
     """Prompts of one length, decoded together: token rows of equal length and the kind of each."""
 
@@ -62,28 +69,29 @@ class Decoded(NamedTuple):
     fresh: bool
 
 
-def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt up to where the answer begins."""
-    return tokenizer.apply_chat_template(
-        list(prompt.messages), add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+def encoded(tokenizer: Any, prompts: Iterable[Prompt]) -> Iterator[Row]:
+    """Prompts in the words of the tokenizer's chat template."""
+    for prompt in prompts:
+        tokens = tokenizer.apply_chat_template(
+            list(prompt.messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        yield Row(tokens, prompt.kind)
 
 
-def batches(config: GenerateConfig, tokenizer: Any, prompts: Iterable[Prompt]) -> list[Batch]:
+def batches(config: GenerateConfig, rows: Iterable[Row]) -> list[Batch]:
     """Group prompts by token length into batches, in a seeded order that does not depend on what is done."""
-    waiting: defaultdict[int, list[tuple[list[int], str]]] = defaultdict(list)
+    waiting: defaultdict[int, list[Row]] = defaultdict(list)
     out: list[Batch] = []
     rng = random.Random(config.seed)
 
-    def close(group: list[tuple[list[int], str]]) -> None:
+    def close(group: list[Row]) -> None:
         temperature = config.temperature if rng.random() < config.sampled_share else 0.0
-        out.append(Batch([row for row, _ in group], [kind for _, kind in group], temperature))
+        out.append(Batch([row.tokens for row in group], [row.kind for row in group], temperature))
         group.clear()
 
-    for prompt in prompts:
-        row = encode(tokenizer, prompt)
-        group = waiting[len(row)]
-        group.append((row, prompt.kind))
+    for row in rows:
+        group = waiting[len(row.tokens)]
+        group.append(row)
         if len(group) == config.batch_size:
             close(group)
     for _, group in sorted(waiting.items(), key=lambda item: -len(item[1])):
@@ -122,6 +130,11 @@ def generate(
 def read_shard(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     """A shard's arrays (those of `_decode`) and its notes: prompt_length, kinds, temperature."""
     return mx.load(str(path), return_metadata=True)  # pyright: ignore[reportReturnType]
+
+
+def shards(folder: Path) -> Iterator[tuple[dict[str, mx.array], dict[str, str]]]:
+    """Every shard of a folder, in the order of their numbers."""
+    return (read_shard(path) for path in sorted(folder.glob("shard-*.safetensors")))
 
 
 def write_shard(path: Path, shard: dict[str, mx.array], notes: dict[str, str]) -> None:

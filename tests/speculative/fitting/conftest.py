@@ -40,8 +40,11 @@ class TinyTokenizer:
     def encode(self, text: str, **_: Any) -> list[int]:
         return [3 + sum(map(ord, word)) % (VOCAB - 3) for word in text.split()]
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
-        return [2, *(i for m in messages for i in self.encode(m["content"]))]
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool = True, **_: Any
+    ) -> list[int] | str:
+        text = " ".join(f"<turn> {m['content']} <end>" for m in messages) + " <answer>"
+        return [2, *self.encode(text)] if tokenize else text
 
 
 @pytest.fixture

@@ -9,11 +9,14 @@ import pytest
 from mlx.utils import tree_flatten
 from msgspec.structs import replace
 
+from speculative.fitting.answers import answer_prompts
+from speculative.fitting.asking import user_turn
 from speculative.fitting.config import FitConfig, TrainConfig
-from speculative.fitting.data import Example, draft_vocabulary
-from speculative.fitting.fit import Progress, fit
+from speculative.fitting.data import Example, draft_vocabulary, load_examples
+from speculative.fitting.fit import fit
 from speculative.fitting.generate import GenerateConfig
 from speculative.fitting.initial import head_config, initial_head
+from speculative.fitting.progress import Progress
 from speculative.fitting.report import recipe
 from speculative.fitting.taps import output_head, tapped
 from speculative.fitting.train import Output, Step, Trainer
@@ -50,7 +53,8 @@ def test_a_run_writes_a_head_that_loads(model: Any, tokenizer: Any, tmp_path: Pa
         48,
     )
     assert {v.dtype for _, v in tree_flatten(files.head.parameters())} == {mx.float16}
-    assert {p.phase for p in seen} == {"corpus", "held-out", "start", "train", "report"}
+    assert {p.phase for p in seen} == {"asking", "corpus", "held-out", "start", "train", "report"}
+    assert "asked" in report.by_kind
     assert report.answer_tokens >= 60
     assert [p.step for p in report.curve] == [0, 3, 6]
     assert "| all |" in recipe(report, config, "the command", "tiny", "no licence")
@@ -59,6 +63,30 @@ def test_a_run_writes_a_head_that_loads(model: Any, tokenizer: Any, tmp_path: Pa
     again = fit(config, model, tokenizer, tmp_path, seen.append)
     assert again.by_kind == report.by_kind
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("shard-*")} == shards
+
+
+def test_what_the_target_asks_is_answered_unless_it_is_held_out(
+    model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """A corpus asked for whole ends each prompt as the template does, and lacks what is excluded."""
+    config = FitConfig(
+        generate=GenerateConfig(batch_size=8, max_answer_tokens=6),
+        train=settings(),
+        answer_tokens=600,
+        asked_share=1.0,
+    )
+
+    def prompts(work: Path, excluded: frozenset[tuple[int, ...]]) -> set[tuple[int, ...]]:
+        answer_prompts(config, model, tokenizer, work, lambda _: None, user_prompts=(), excluded=excluded)
+        rows = load_examples(work / "corpus", (3,), (3,))
+        return {tuple(e.tokens[: e.prompt_length].tolist()) for e in rows if e.kind == "asked"}
+
+    first = prompts(tmp_path / "first", frozenset())
+    after = user_turn(tokenizer, "", None).after
+    assert first
+    assert all(list(prompt[-len(after) :]) == after for prompt in first)
+    held_out = frozenset(list(first)[:1])
+    assert prompts(tmp_path / "again", held_out) == first - held_out
 
 
 def test_a_packed_corpus_takes_the_place_of_asking(model: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -85,11 +113,10 @@ def test_a_packed_corpus_takes_the_place_of_asking(model: Any, tokenizer: Any, t
 def test_answers_are_the_targets_greedy_continuation(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Each greedy answer token is the argmax of the target at its place; the taps are those of one pass."""
     from speculative.fitting.corpus import held_out_prompts
-    from speculative.fitting.data import load_examples
-    from speculative.fitting.generate import batches, generate
+    from speculative.fitting.generate import batches, encoded, generate
 
     config = GenerateConfig(batch_size=4, max_answer_tokens=5, sampled_share=0.0, tap_layers=(1, 3))
-    work = batches(config, tokenizer, held_out_prompts(0, 1))
+    work = batches(config, encoded(tokenizer, held_out_prompts(0, 1)))
     generate(config, model, frozenset({1}), work, folder=tmp_path, progress=lambda _: True)
     found = load_examples(tmp_path, (1, 3), (1, 3))
     assert found
@@ -106,11 +133,10 @@ def test_a_packed_corpus_comes_back_whole(model: Any, tokenizer: Any, tmp_path: 
     """Token ids alone are enough to rebuild the corpus, hidden states included."""
     from speculative.fitting.archive import pack_corpus, unpack_corpus
     from speculative.fitting.corpus import held_out_prompts
-    from speculative.fitting.data import load_examples
-    from speculative.fitting.generate import batches, generate
+    from speculative.fitting.generate import batches, encoded, generate
 
     config = GenerateConfig(batch_size=4, max_answer_tokens=5, tap_layers=(1, 3))
-    work = batches(config, tokenizer, held_out_prompts(0, 1))[:3]
+    work = batches(config, encoded(tokenizer, held_out_prompts(0, 1)))[:3]
     generate(config, model, frozenset({1}), work, folder=tmp_path / "first", progress=lambda _: True)
     pack_corpus(tmp_path / "first", tmp_path / "corpus.npz")
     unpack_corpus(tmp_path / "corpus.npz", model, (1, 3), tmp_path / "again", lambda _done, _amount: None)
@@ -195,6 +221,13 @@ def test_taps_the_corpus_lacks_are_refused() -> None:
     """A head cannot read layers that the corpus does not record."""
     with pytest.raises(ValueError, match="tap_layers"):
         FitConfig(train=settings(tap_layers=(2, 3)))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_beyond_all_is_refused(share: float) -> None:
+    """The share of made-up prompts is named with its range."""
+    with pytest.raises(ValueError, match=r"asked_share .* legal is 0 to 1"):
+        FitConfig(asked_share=share)
 
 
 def test_taps_above_the_target_are_refused(model: Any) -> None:
