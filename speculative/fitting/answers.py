@@ -5,7 +5,7 @@ Owns the order of asking and answering; every part is resumable. Knows neither t
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def answer_held_out(
     if config.asked_share:
         folder, amount = work / "asked-held-out", _ASKED_PER_KIND * config.held_out_per_kind
         # Another seed: other turns than those of the corpus.
-        rows += _asked(config, model, tokenizer, folder, progress, amount=amount, seed=~config.seed)
+        rows += _asked(config, model, tokenizer, folder, progress, amount=amount, seed=config.seed + 1)
     asked = batches(greedy, rows)
     generate(
         greedy,
@@ -61,16 +61,20 @@ def answer_prompts(
     excluded: frozenset[tuple[int, ...]],
 ) -> None:
     """Answers of `config.answer_tokens` in all, into `work/corpus`, to none of the prompts `excluded`."""
-    rows: Iterable[Row] = encoded(tokenizer, fitting_prompts(config.seed, user_prompts))
+    rows = encoded(tokenizer, fitting_prompts(config.seed, user_prompts))
+    amount = math.ceil(config.answer_tokens / _TOKENS_PER_ANSWER)
     if config.asked_share:
-        amount = math.ceil(config.asked_share * config.answer_tokens / _TOKENS_PER_ANSWER)
-        asked = _asked(config, model, tokenizer, work / "asked", progress, amount=amount, seed=config.seed)
+        turns = math.ceil(config.asked_share * amount)
+        asked = _asked(config, model, tokenizer, work / "asked", progress, amount=turns, seed=config.seed)
         rows = mixed(rows, asked, config.asked_share, config.seed)
+    rows = (row for row in rows if tuple(row.tokens) not in excluded)
+    # What is needed comes first, in every mixture of kinds; the rest is for answers shorter than the guess.
+    questions = [*batches(config.generate, islice(rows, amount)), *batches(config.generate, rows)]
     generate(
         config.generate,
         model,
         _stop(tokenizer),
-        batches(config.generate, (row for row in rows if tuple(row.tokens) not in excluded)),
+        questions,
         folder=work / "corpus",
         progress=_tokens_wanted(config, progress),
     )
@@ -93,7 +97,7 @@ def _asked(
         temperature=_TURN_TEMPERATURE,
         max_answer_tokens=_LONGEST_TURN,
         tap_layers=(),
-        seed=abs(seed),
+        seed=seed,
     )
     after = user_turn(tokenizer, "", None).after
     turns = batches(decoding, islice(openings(tokenizer, seed), amount))

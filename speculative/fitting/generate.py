@@ -94,9 +94,11 @@ def batches(config: GenerateConfig, rows: Iterable[Row]) -> list[Batch]:
         group.append(row)
         if len(group) == config.batch_size:
             close(group)
-    for _, group in sorted(waiting.items(), key=lambda item: -len(item[1])):
+    for _, group in sorted(waiting.items()):
         if group:
             close(group)
+    # Full batches hold the commonest lengths, and with them certain kinds of prompt.
+    rng.shuffle(out)
     return out
 
 

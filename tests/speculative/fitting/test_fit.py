@@ -14,7 +14,7 @@ from speculative.fitting.asking import user_turn
 from speculative.fitting.config import FitConfig, TrainConfig
 from speculative.fitting.data import Example, draft_vocabulary, load_examples
 from speculative.fitting.fit import fit
-from speculative.fitting.generate import GenerateConfig
+from speculative.fitting.generate import GenerateConfig, Row, batches, encoded, generate
 from speculative.fitting.initial import head_config, initial_head
 from speculative.fitting.progress import Progress
 from speculative.fitting.report import recipe
@@ -110,10 +110,20 @@ def test_a_packed_corpus_takes_the_place_of_asking(model: Any, tokenizer: Any, t
     assert [p.remark for p in seen if p.phase == "corpus"][-1] == "shards"
 
 
+def test_a_corpus_cut_short_holds_prompts_of_every_length() -> None:
+    """Batches that are full come among those that are not, in an order the seed decides alone."""
+    config = GenerateConfig(batch_size=8, sampled_share=0.0)
+    rows = [Row([1] * 5, "common")] * 80 + [Row([1] * n, "rare") for n in range(6, 26)]
+    work = batches(config, rows)
+    assert sorted(kind for batch in work for kind in batch.kinds) == ["common"] * 80 + ["rare"] * 20
+    assert all(len({len(row) for row in batch.rows}) == 1 for batch in work)
+    assert {kind for batch in work[: len(work) // 3] for kind in batch.kinds} == {"common", "rare"}
+    assert batches(config, rows) == work
+
+
 def test_answers_are_the_targets_greedy_continuation(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     """Each greedy answer token is the argmax of the target at its place; the taps are those of one pass."""
     from speculative.fitting.corpus import held_out_prompts
-    from speculative.fitting.generate import batches, encoded, generate
 
     config = GenerateConfig(batch_size=4, max_answer_tokens=5, sampled_share=0.0, tap_layers=(1, 3))
     work = batches(config, encoded(tokenizer, held_out_prompts(0, 1)))
@@ -133,7 +143,6 @@ def test_a_packed_corpus_comes_back_whole(model: Any, tokenizer: Any, tmp_path: 
     """Token ids alone are enough to rebuild the corpus, hidden states included."""
     from speculative.fitting.archive import pack_corpus, unpack_corpus
     from speculative.fitting.corpus import held_out_prompts
-    from speculative.fitting.generate import batches, encoded, generate
 
     config = GenerateConfig(batch_size=4, max_answer_tokens=5, tap_layers=(1, 3))
     work = batches(config, encoded(tokenizer, held_out_prompts(0, 1)))[:3]
