@@ -109,7 +109,8 @@ def _asked(
         folder=folder,
         progress=_all_wanted("asking", turns, progress),
     )
-    distinct = dict.fromkeys(tuple(prompt) for prompt in finished(shards(folder), after))
+    stored = (shard for shard, _ in shards(folder))
+    distinct = dict.fromkeys(tuple(prompt) for prompt in finished(stored, after))
     return [Row(list(prompt), "asked") for prompt in distinct]
 
 

@@ -33,9 +33,8 @@ def pack_corpus(folder: Path, file: Path) -> None:
         narrow = np.uint16 if tokens.max() < 2**16 else np.uint32
         entries[f"{path.stem}.tokens"] = np.concatenate(rows).astype(narrow)
         entries[f"{path.stem}.lengths"] = lengths.astype(np.uint16)
-        entries[f"{path.stem}.notes"] = np.array(
-            [notes[k] for k in ("prompt_length", "kinds", "temperature")]
-        )
+        entries[f"{path.stem}.prompts"] = np.array(shard["prompts"]).astype(np.uint16)
+        entries[f"{path.stem}.notes"] = np.array([notes[k] for k in ("kinds", "temperature")])
     np.savez_compressed(file, **entries)  # pyright: ignore[reportArgumentType]
 
 
@@ -52,7 +51,7 @@ def unpack_corpus(
         for done, name in enumerate(names, start=1):
             path = folder / f"{name}.safetensors"
             if not path.exists():
-                prompt_length, kinds, temperature = entries[f"{name}.notes"].tolist()
+                kinds, temperature = entries[f"{name}.notes"].tolist()
                 lengths = entries[f"{name}.lengths"].astype(np.int32)
                 tokens = np.zeros((len(lengths), int(lengths.max())), dtype=np.int32)
                 tokens[np.arange(tokens.shape[1])[None] < lengths[:, None]] = entries[f"{name}.tokens"]
@@ -63,9 +62,10 @@ def unpack_corpus(
                     states.append(part)
                 shard = {
                     "tokens": mx.array(tokens),
+                    "prompts": mx.array(entries[f"{name}.prompts"].astype(np.int32)),
                     "lengths": mx.array(lengths),
                     "taps": mx.concatenate(states),
                 }
-                notes = {"prompt_length": prompt_length, "kinds": kinds, "temperature": temperature}
+                notes = {"kinds": kinds, "temperature": temperature}
                 write_shard(path, shard, notes)
             progress(done, len(names))

@@ -76,15 +76,12 @@ def openings(tokenizer: Any, seed: int) -> Iterator[Row]:
         yield Row(user_turn(tokenizer, opener, system).before, "opening")
 
 
-def finished(
-    shards: Iterable[tuple[dict[str, mx.array], dict[str, str]]], after: Sequence[int]
-) -> Iterator[list[int]]:
-    """Whole prompts, as token ids, of the turns in `generate.read_shard`'s shards that came to an end."""
-    for shard, notes in shards:
-        tokens, lengths = np.array(shard["tokens"]), np.array(shard["lengths"])
-        for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
-            ended = row[length - 1] == after[0]
-            if ended and length - int(notes["prompt_length"]) > _SHORTEST_TURN:
+def finished(shards: Iterable[dict[str, mx.array]], after: Sequence[int]) -> Iterator[list[int]]:
+    """Whole prompts, as token ids, of the turns in `generate`'s shards that came to an end."""
+    for shard in shards:
+        columns = (np.array(shard[name]).tolist() for name in ("tokens", "prompts", "lengths"))
+        for row, opening, length in zip(*columns, strict=True):
+            if row[length - 1] == after[0] and length - opening > _SHORTEST_TURN:
                 yield [*row[: length - 1], *after]
 
 

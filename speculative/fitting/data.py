@@ -55,11 +55,13 @@ def load_examples(folder: Path, recorded: Sequence[int], kept: Sequence[int]) ->
     columns = [list(recorded).index(layer) for layer in kept]
     out: list[Example] = []
     for shard, meta in shards(folder):
-        tokens, lengths, taps = (np.array(shard[name]) for name in ("tokens", "lengths", "taps"))
+        tokens, prompts, lengths, taps = (
+            np.array(shard[name]) for name in ("tokens", "prompts", "lengths", "taps")
+        )
         taps = taps.reshape(*taps.shape[:2], len(recorded), -1)[:, :, columns]
-        prompt_length, greedy = int(meta["prompt_length"]), float(meta["temperature"]) == 0.0
+        greedy = float(meta["temperature"]) == 0.0
         for row, kind in enumerate(meta["kinds"].split(",")):
-            length = int(lengths[row])
+            prompt_length, length = int(prompts[row]), int(lengths[row])
             if length >= prompt_length + 2:
                 kept_taps = taps[row, : length - 1].copy()
                 out.append(Example(tokens[row, :length].copy(), kept_taps, prompt_length, kind, greedy))

@@ -1,17 +1,22 @@
 """Writes the fitting corpus: the target's own answers with its hidden states, in shards on disk.
 
-Owns batching by prompt length, decoding and resuming; knows neither the head nor how it is trained.
+Owns batching prompts of similar length, decoding and resuming; knows neither the head nor how it is trained.
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 from msgspec import Struct
 
 from speculative.fitting.corpus import Prompt
@@ -22,6 +27,8 @@ _NEGLIGIBLE = 16.0
 # Rows that have finished are dropped once they are this share of the batch.
 _COMPACT_BELOW = 0.8
 _ABANDON_BELOW = 0.2
+# Batches that are sorted by length together: more make their prompts more alike.
+_WINDOW = 8
 
 
 class GenerateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +61,7 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Prompts of one length, decoded together: token rows of equal length and the kind of each."""
+    """Prompts decoded together, of similar length: their token ids and the kind of each."""
 
     rows: list[list[int]]
     kinds: list[str]
@@ -79,25 +86,16 @@ def encoded(tokenizer: Any, prompts: Iterable[Prompt]) -> Iterator[Row]:
 
 
 def batches(config: GenerateConfig, rows: Iterable[Row]) -> list[Batch]:
-    """Group prompts by token length into batches, in a seeded order that does not depend on what is done."""
-    waiting: defaultdict[int, list[Row]] = defaultdict(list)
-    out: list[Batch] = []
-    rng = random.Random(config.seed)
-
-    def close(group: list[Row]) -> None:
-        temperature = config.temperature if rng.random() < config.sampled_share else 0.0
-        out.append(Batch([row.tokens for row in group], [row.kind for row in group], temperature))
-        group.clear()
-
-    for row in rows:
-        group = waiting[len(row.tokens)]
-        group.append(row)
-        if len(group) == config.batch_size:
-            close(group)
-    for _, group in sorted(waiting.items()):
-        if group:
-            close(group)
-    # Full batches hold the commonest lengths, and with them certain kinds of prompt.
+    """Prompts of similar length together, in a seeded order that does not depend on what is done."""
+    ordered, rng, out = list(rows), random.Random(config.seed), []
+    window = _WINDOW * config.batch_size
+    for start in range(0, len(ordered), window):
+        alike = sorted(ordered[start : start + window], key=lambda row: len(row.tokens))
+        for first in range(0, len(alike), config.batch_size):
+            group = alike[first : first + config.batch_size]
+            temperature = config.temperature if rng.random() < config.sampled_share else 0.0
+            out.append(Batch([row.tokens for row in group], [row.kind for row in group], temperature))
+    # Lengths are those of certain kinds of prompt, and a corpus may be cut short.
     rng.shuffle(out)
     return out
 
@@ -124,13 +122,14 @@ def generate(
                 shard = _decode(config, model, taps, stop_tokens, batch, seed=config.seed * 100_003 + index)
                 write_shard(path, shard, _notes(batch))
                 mx.clear_cache()
-            tokens = int(np.array(read_shard(path)[0]["lengths"] - len(batch.rows[0])).sum())
+            stored = read_shard(path)[0]
+            tokens = int((stored["lengths"] - stored["prompts"]).sum())
             if not progress(Decoded(index + 1, tokens, fresh)):
                 return
 
 
 def read_shard(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """A shard's arrays (those of `_decode`) and its notes: prompt_length, kinds, temperature."""
+    """A shard's arrays (those of `_decode`) and its notes: kinds, temperature."""
     return mx.load(str(path), return_metadata=True)  # pyright: ignore[reportReturnType]
 
 
@@ -147,49 +146,60 @@ def write_shard(path: Path, shard: dict[str, mx.array], notes: dict[str, str]) -
 
 
 def _notes(batch: Batch) -> dict[str, str]:
-    return {
-        "prompt_length": str(len(batch.rows[0])),
-        "kinds": ",".join(batch.kinds),
-        "temperature": str(batch.temperature),
-    }
+    return {"kinds": ",".join(batch.kinds), "temperature": str(batch.temperature)}
 
 
 def _decode(
     config: GenerateConfig, model: Any, taps: Taps, stop_tokens: frozenset[int], batch: Batch, *, seed: int
 ) -> dict[str, mx.array]:
-    """Tokens int32 [B, L], lengths int32 [B] (prompt, answer, stop token), taps float16 [B, L - 1, T * H].
+    """Tokens int32 [B, L], prompts int32 [B], lengths int32 [B], taps float16 [B, L - 1, T * H].
 
-    A row's positions at and after its length, and its taps from there on, are padding.
+    `prompts` are the lengths of the prompts alone, `lengths` those of prompt, answer and stop token. A row's
+    positions at and after its length, and its taps from there on, are padding.
     """
     rng = np.random.default_rng(seed)
     head = output_head(model)
-    cache = make_prompt_cache(model)
     rows = [list(row) for row in batch.rows]
+    longest = max(len(row) for row in rows)
+    padding = [longest - len(row) for row in rows]
+    cache = _padded_cache(model, padding)
     hidden: list[list[np.ndarray]] = [[] for _ in rows]
     alive = list(range(len(rows)))
     active = set(alive)
-    inputs = mx.array(rows)
-    while True:
+    inputs = mx.array([[0] * pad + row for pad, row in zip(padding, rows, strict=True)])
+    for answered in range(1, config.max_answer_tokens + 1):
         final, tapped_states = taps.run(inputs, cache)
         chosen = _choose(final[:, -1] @ head.T, batch.temperature, rng)
         states = np.array(tapped_states.astype(mx.float16))
         for slot, row in enumerate(alive):
             if row not in active:
                 continue
-            hidden[row].append(states[slot])
+            hidden[row].append(states[slot, padding[row] if answered == 1 else 0 :])
             rows[row].append(int(chosen[slot]))
             if rows[row][-1] in stop_tokens:
                 active.discard(row)
-        answered = len(rows[alive[0]]) if not active else max(len(rows[i]) for i in active)
-        full = answered - len(batch.rows[0]) >= config.max_answer_tokens
-        if full or len(active) <= _ABANDON_BELOW * len(rows):
+        if len(active) <= _ABANDON_BELOW * len(rows):
             break
-        if len(active) < _COMPACT_BELOW * len(alive) and all(type(c) is KVCache for c in cache):
+        if len(active) < _COMPACT_BELOW * len(alive):
             keep = [slot for slot, row in enumerate(alive) if row in active]
-            _keep_rows(cache, keep)
+            for layer in cache:
+                layer.filter(mx.array(keep))
             chosen, alive = chosen[keep], [alive[slot] for slot in keep]
         inputs = mx.array(chosen)[:, None]
-    return _padded(rows, hidden)
+    return _stacked(rows, hidden) | {"prompts": mx.array([len(row) for row in batch.rows])}
+
+
+def _padded_cache(model: Any, padding: list[int]) -> list[Any]:
+    """Caches for rows with that many tokens of padding before each; ValueError where mlx-lm has none."""
+    caches: list[Any] = []
+    for cache in make_prompt_cache(model):
+        if type(cache) is KVCache:
+            caches.append(BatchKVCache(padding))
+        elif type(cache) is RotatingKVCache and not cache.keep:
+            caches.append(BatchRotatingKVCache(cache.max_size, padding))
+        else:
+            raise ValueError(f"a corpus is decoded in batches, for which {type(cache).__name__} is not made")
+    return caches
 
 
 def _choose(logits: mx.array, temperature: float, rng: np.random.Generator) -> np.ndarray:
@@ -206,14 +216,7 @@ def _choose(logits: mx.array, temperature: float, rng: np.random.Generator) -> n
     return chosen
 
 
-def _keep_rows(cache: list[Any], keep: list[int]) -> None:
-    index = mx.array(keep)
-    for layer in cache:
-        layer.keys, layer.values = layer.keys[index], layer.values[index]
-        mx.eval(layer.keys, layer.values)
-
-
-def _padded(rows: list[list[int]], hidden: list[list[np.ndarray]]) -> dict[str, mx.array]:
+def _stacked(rows: list[list[int]], hidden: list[list[np.ndarray]]) -> dict[str, mx.array]:
     lengths = [len(row) for row in rows]
     longest = max(lengths)
     tokens = np.zeros((len(rows), longest), dtype=np.int32)

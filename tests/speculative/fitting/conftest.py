@@ -13,22 +13,34 @@ from speculative.fitting.taps import tapped
 LAYERS, SIZE, VOCAB = 3, 32, 64
 
 
-@pytest.fixture
-def model() -> llama.Model:
+def make_model(**changes: Any) -> llama.Model:
     """A random llama of three layers."""
     mx.random.seed(1)
-    args = llama.ModelArgs(
-        model_type="llama",
-        hidden_size=SIZE,
-        num_hidden_layers=LAYERS,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rms_norm_eps=1e-5,
-        vocab_size=VOCAB,
-        rope_traditional=True,
-    )
-    return llama.Model(args)
+    fields: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": SIZE,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": VOCAB,
+        "rope_traditional": True,
+    }
+    return llama.Model(llama.ModelArgs(**(fields | changes)))
+
+
+@pytest.fixture
+def model() -> llama.Model:
+    """A model that attends to everything."""
+    return make_model()
+
+
+@pytest.fixture
+def sliding_model() -> llama.Model:
+    """A model whose first and last layers attend to eight tokens."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return make_model(layer_types=kinds, sliding_window=8)
 
 
 class TinyTokenizer:

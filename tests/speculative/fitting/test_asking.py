@@ -44,8 +44,8 @@ def test_openings_are_many_and_seeded(tokenizer: Any) -> None:
 def test_only_turns_that_ended_become_prompts() -> None:
     """The end token gives way to the template's own; unended turns and empty ones are dropped."""
     tokens = mx.array([[7, 8, 11, 12, 13, 14, 5], [7, 8, 11, 12, 13, 14, 15], [7, 8, 5, 0, 0, 0, 0]])
-    shard = {"tokens": tokens, "lengths": mx.array([7, 7, 3])}
-    assert list(finished([(shard, {"prompt_length": "2"})], [5, 6, 9])) == [[7, 8, 11, 12, 13, 14, 5, 6, 9]]
+    shard = {"tokens": tokens, "prompts": mx.array([2, 2, 2]), "lengths": mx.array([7, 7, 3])}
+    assert list(finished([shard], [5, 6, 9])) == [[7, 8, 11, 12, 13, 14, 5, 6, 9]]
 
 
 def test_mixing_keeps_the_share_the_order_and_every_row() -> None:

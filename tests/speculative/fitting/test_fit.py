@@ -116,17 +116,25 @@ def test_a_corpus_cut_short_holds_prompts_of_every_length() -> None:
     rows = [Row([1] * 5, "common")] * 80 + [Row([1] * n, "rare") for n in range(6, 26)]
     work = batches(config, rows)
     assert sorted(kind for batch in work for kind in batch.kinds) == ["common"] * 80 + ["rare"] * 20
-    assert all(len({len(row) for row in batch.rows}) == 1 for batch in work)
+    assert max(max(map(len, batch.rows)) - min(map(len, batch.rows)) for batch in work) <= 8
     assert {kind for batch in work[: len(work) // 3] for kind in batch.kinds} == {"common", "rare"}
     assert batches(config, rows) == work
 
 
-def test_answers_are_the_targets_greedy_continuation(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    """Each greedy answer token is the argmax of the target at its place; the taps are those of one pass."""
+@pytest.mark.parametrize("kind", ["model", "sliding_model"])
+def test_answers_are_the_targets_greedy_continuation(
+    kind: str, tokenizer: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Each greedy answer token is the argmax of the target at its place; the taps are those of one pass.
+
+    Prompts of several lengths share a batch, so padding leaves no trace.
+    """
     from speculative.fitting.corpus import held_out_prompts
 
+    model = request.getfixturevalue(kind)
     config = GenerateConfig(batch_size=4, max_answer_tokens=5, sampled_share=0.0, tap_layers=(1, 3))
     work = batches(config, encoded(tokenizer, held_out_prompts(0, 1)))
+    assert any(len(set(map(len, batch.rows))) > 1 for batch in work)
     generate(config, model, frozenset({1}), work, folder=tmp_path, progress=lambda _: True)
     found = load_examples(tmp_path, (1, 3), (1, 3))
     assert found
