@@ -6,6 +6,7 @@ Owns what is asked and what is held out; knows neither models nor tokenizers.
 import hashlib
 import random
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from msgspec import Struct
 
@@ -210,6 +211,7 @@ def fitting_kinds() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
+@cache
 def is_held_out(topic: str) -> bool:
     """Whether a topic is kept for evaluation; decided by its text alone, so that it holds for every run."""
     return hashlib.sha256(topic.encode()).digest()[0] % _HELD_OUT_SHARE == 0
