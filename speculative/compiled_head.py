@@ -8,15 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import llama as mlx_lm_llama
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from speculative.generic_head import GenericHead
-from speculative.llama_layer import MOST_COMPILED_ROWS, Projected, after_attention, before_attention
-
-# The names a llama's own layers call, and whatever stands in their places.
-_llama: Any = mlx_lm_llama
+from speculative.llama_layer import MOST_COMPILED_ROWS, Projected, after_attention, attend, before_attention
 
 
 class CompiledHead:
@@ -24,7 +20,6 @@ class CompiledHead:
 
     def __init__(self, head: GenericHead) -> None:
         self._head = head
-        self._attentions = [layer.self_attn for layer in head.layers]
         first, *others = head.layers
         self._fuse = mx.compile(head.fuse)
         self._begin = mx.compile(_beginning(head, first))
@@ -53,16 +48,9 @@ class CompiledHead:
         offset = mx.array(cache[0].offset)
         projected = self._begin(embeddings, hiddens, offset)
         for index, between in enumerate(self._between):
-            attended = self._attended(index, projected, mask, cache)
+            attended = attend(self._head.layers[index], projected, mask, cache[index])
             projected = between(projected.x, attended, offset)
-        return self._end(projected.x, self._attended(-1, projected, mask, cache))
-
-    def _attended(self, index: int, projected: Projected, mask: Any, cache: list[KVCache]) -> mx.array:
-        attention, layer_cache = self._attentions[index], cache[index]
-        keys, values = layer_cache.update_and_fetch(projected.keys, projected.values)
-        return _llama.scaled_dot_product_attention(
-            projected.queries, keys, values, cache=layer_cache, scale=attention.scale, mask=mask
-        )
+        return self._end(projected.x, attend(self._head.layers[-1], projected, mask, cache[-1]))
 
 
 def _beginning(head: GenericHead, layer: Any) -> Callable[..., Projected]:

@@ -1,12 +1,17 @@
-"""A llama-type decoder layer in two halves, before and after its attention, each fit to be compiled.
+"""A llama-type decoder layer in three parts: its attention, and what comes before and after it.
 
-Knows mlx-lm's `llama.TransformerBlock`; neither caches nor attention kernels, which lie between the halves.
+The outer parts are fit to be compiled; the attention is not, since its shapes change with every token. Knows
+mlx-lm's `llama.TransformerBlock`, no model and no head.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_lm.models import llama as mlx_lm_llama
+
+# The name its layers call, and whatever stands in its place.
+_llama: Any = mlx_lm_llama
 
 # Rows of a block, at most. Every number of rows is compiled for itself, and a prompt's chunks have any.
 MOST_COMPILED_ROWS = 8
@@ -35,6 +40,14 @@ def before_attention(layer: Any, x: mx.array, rotate: Rotate) -> Projected:
         rotate(heads(attention.q_proj(y), attention.n_heads)),
         rotate(heads(attention.k_proj(y), attention.n_kv_heads)),
         heads(attention.v_proj(y), attention.n_kv_heads),
+    )
+
+
+def attend(layer: Any, projected: Projected, mask: Any, cache: Any) -> mx.array:
+    """The attention's output [B, heads, L, D]; the rows are written into `cache`, this layer's own."""
+    keys, values = cache.update_and_fetch(projected.keys, projected.values)
+    return _llama.scaled_dot_product_attention(
+        projected.queries, keys, values, cache=cache, scale=layer.self_attn.scale, mask=mask
     )
 
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models import llama as mlx_lm_llama
+from mlx_lm.models.llama import TransformerBlock
 
 from engine.cpu.rotary import Rotation, TabledRoPE
-from speculative.llama_layer import MOST_COMPILED_ROWS, Projected, after_attention, before_attention
+from speculative.llama_layer import MOST_COMPILED_ROWS, Projected, after_attention, attend, before_attention
 from speculative.stand_in import StandIn
 from speculative.target import text_model
-
-# The name its layers call, and whatever stands in its place.
-_llama: Any = mlx_lm_llama
 
 
 class CompiledLayer(StandIn):
@@ -41,12 +38,8 @@ class CompiledLayer(StandIn):
         attention = layer.self_attn
         if not _is_block(x, cache) or isinstance(attention.q_proj, StandIn):
             return layer(x, mask, cache)
-        _, queries, keys, values = self._before(x, attention.rope.rotation(cache.offset, x.shape[1]))
-        keys, values = cache.update_and_fetch(keys, values)
-        attended = _llama.scaled_dot_product_attention(
-            queries, keys, values, cache=cache, scale=attention.scale, mask=mask
-        )
-        return self._after(x, attended)
+        projected = Projected(*self._before(x, attention.rope.rotation(cache.offset, x.shape[1])))
+        return self._after(x, attend(layer, projected, mask, cache))
 
 
 def _is_block(x: mx.array, cache: Any) -> bool:
@@ -59,5 +52,5 @@ def install_compiled_layers(model: nn.Module) -> None:
     """Every llama layer of `model` with a rotation table becomes a compiled one; twice is once."""
     layers: list[nn.Module] = getattr(getattr(text_model(model), "model", None), "layers", [])
     for index, layer in enumerate(layers):
-        if type(layer) is mlx_lm_llama.TransformerBlock and isinstance(layer.self_attn.rope, TabledRoPE):
+        if type(layer) is TransformerBlock and isinstance(layer.self_attn.rope, TabledRoPE):
             layers[index] = CompiledLayer(layer)

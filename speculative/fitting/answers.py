@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from speculative.fitting.archive import unpack_corpus
 from speculative.fitting.asking import finished, mixed, openings, user_turn
 from speculative.fitting.config import FitConfig
 from speculative.fitting.corpus import fitting_prompts, held_out_prompts
@@ -26,6 +27,25 @@ _LONGEST_TURN = 64
 _TURN_TEMPERATURE = 0.9
 
 Show = Callable[[Progress], None]
+
+
+def gather_answers(
+    config: FitConfig,
+    model: Any,
+    tokenizer: Any,
+    work: Path,
+    progress: Show,
+    *,
+    user_prompts: tuple[str, ...],
+    packed_corpus: Path | None,
+) -> None:
+    """Fills `work/held-out`, and `work/corpus` from `packed_corpus` or with answers to prompts."""
+    held_out = answer_held_out(config, model, tokenizer, work, progress)
+    if packed_corpus is None:
+        answer_prompts(config, model, tokenizer, work, progress, user_prompts=user_prompts, excluded=held_out)
+    else:
+        layers = config.generate.tap_layers
+        unpack_corpus(packed_corpus, model, layers, work / "corpus", _shards_unpacked(progress))
 
 
 def answer_held_out(
@@ -118,8 +138,7 @@ def _stop(tokenizer: Any) -> frozenset[int]:
     return frozenset({int(tokenizer.eos_token_id)})
 
 
-def shards_unpacked(progress: Show) -> Callable[[int, int], None]:
-    """Shows how many shards of a packed corpus are unpacked."""
+def _shards_unpacked(progress: Show) -> Callable[[int, int], None]:
     started = time.perf_counter()
 
     def report(done: int, amount: int) -> None:

@@ -13,8 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from msgspec.structs import replace
 
 from speculative.fitting.acceptance import Acceptance, measure
-from speculative.fitting.answers import answer_held_out, answer_prompts, shards_unpacked
-from speculative.fitting.archive import unpack_corpus
+from speculative.fitting.answers import gather_answers
 from speculative.fitting.config import FitConfig
 from speculative.fitting.data import Example, draft_vocabulary, load_examples
 from speculative.fitting.initial import head_config, initial_head
@@ -55,19 +54,9 @@ def fit(
         raise ValueError(f"train.tap_layers is {config.train.tap_layers}; it must ascend and end in {layers}")
     work = folder / "work"
     recording = replace(config, generate=replace(config.generate, tap_layers=recorded))
-    held_out_rows = answer_held_out(recording, model, tokenizer, work, progress)
-    if packed_corpus is not None:
-        unpack_corpus(packed_corpus, model, recorded, work / "corpus", shards_unpacked(progress))
-    else:
-        answer_prompts(
-            recording,
-            model,
-            tokenizer,
-            work,
-            progress,
-            user_prompts=user_prompts,
-            excluded=held_out_rows,
-        )
+    gather_answers(
+        recording, model, tokenizer, work, progress, user_prompts=user_prompts, packed_corpus=packed_corpus
+    )
     examples = load_examples(work / "corpus", recorded, kept)
     held_out = load_examples(work / "held-out", recorded, kept)
     vocab = draft_vocabulary(
